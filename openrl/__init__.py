@@ -1,0 +1,1 @@
+"""OpenRL: a self-hosted post-training service for language models."""
