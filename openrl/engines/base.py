@@ -192,10 +192,10 @@ class ControlPass:
 
 
 class RowId(NamedTuple):
-    """One sequence of one sample request."""
+    """One sequence of one sample request; `sample` counts from 0 to num_samples - 1."""
 
     request_id: RequestId
-    index: int
+    sample: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowStart:
-    """Rows `indexes` of one request join the batch; they share one prefill of its prompt.
+    """Samples `indexes` of one request join the batch; they share one prefill of its prompt.
 
     Prompt logprobs are computed with the rows that hold index 0.
     """
