@@ -1,0 +1,145 @@
+"""Bodies to values and values to bodies, in the encoding that each request asks for.
+
+Three encodings carry the same routes. JSON and protobuf are what the `tinker` SDK speaks.
+`application/msgpack` is OpenRL's own: the JSON schema field by field, except that numbers in
+bulk are binary:
+
+* a tensor is `{"dtype": "float32"|"int64"|"int32", "shape": [int], "data": bin}`, where `data` is
+  little-endian in C order. Requests may add `sparse_crow_indices` and `sparse_col_indices` (bin,
+  int64) as in JSON;
+* the `tokens` of a text chunk are bin (int32) or a tensor;
+* in results, `tokens`, `logprobs` and `prompt_logprobs` of samples are tensors (int32 [T], float32
+  [T], float32 [P] with NaN where nothing is scored), and `topk_prompt_logprobs` is
+  `{"token_ids": tensor [P, k], "logprobs": tensor [P, k]}`, empty cells being 0 and -99999.0.
+
+An answer is msgpack when `Accept` names it, or names nothing and the request was msgpack; a sample
+or forward_backward result is protobuf when `Accept` names that; everything else is JSON.
+"""
+
+from __future__ import annotations
+
+import zlib
+from enum import Enum
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+import zstandard
+from aiohttp import web
+
+from openrl.errors import PayloadTooLarge, UserError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Encoding(Enum):
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+    PROTOBUF = "application/x-protobuf"
+
+
+def encoding_of(request: web.Request) -> Encoding:
+    """What the body is in; anything unknown is read as JSON, and fails as such."""
+    if request.content_type == Encoding.MSGPACK.value:
+        return Encoding.MSGPACK
+    if request.content_type == Encoding.PROTOBUF.value:
+        return Encoding.PROTOBUF
+    return Encoding.JSON
+
+
+def answer_encoding(request: web.Request) -> Encoding:
+    """For everything but results: msgpack or JSON."""
+    accept = request.headers.get("Accept", "*/*")
+    if Encoding.MSGPACK.value in accept:
+        return Encoding.MSGPACK
+    if accept == "*/*" and encoding_of(request) is Encoding.MSGPACK:
+        return Encoding.MSGPACK
+    return Encoding.JSON
+
+
+def result_encoding(request: web.Request) -> Encoding:
+    """For results of samples and of forward_backward."""
+    if Encoding.PROTOBUF.value in request.headers.get("Accept", ""):
+        return Encoding.PROTOBUF
+    return answer_encoding(request)
+
+
+async def read_body(request: web.Request, limit: int) -> bytes:
+    """The decompressed body. Raises `PayloadTooLarge` when either form is over `limit` bytes."""
+    if (request.content_length or 0) > limit:
+        raise PayloadTooLarge(f"the body has {request.content_length} bytes; {limit} are allowed")
+    return decompress(await request.read(), request.headers.get("Content-Encoding", ""), limit)
+
+
+def decompress(body: bytes, coding: str, limit: int) -> bytes:
+    """aiohttp is told not to do this: it answers 400 to zstd unless an optional package is there,
+    and has no bound on what comes out."""
+    match coding.strip().lower():
+        case "" | "identity":
+            plain = body
+        case "zstd":
+            plain = _unzstd(body, limit)
+        case "gzip" | "deflate":
+            plain = _inflate(body, limit)
+        case _:
+            raise UserError(f"Content-Encoding {coding!r} is not known: zstd, gzip or deflate")
+    if len(plain) > limit:
+        raise PayloadTooLarge(f"the body decompresses to more than {limit} bytes")
+    return plain
+
+
+def _unzstd(body: bytes, limit: int) -> bytes:
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
+            return reader.read(limit + 1)
+    except zstandard.ZstdError as error:
+        raise UserError(f"the body is not zstd: {error}") from error
+
+
+def _inflate(body: bytes, limit: int) -> bytes:
+    either_header = zlib.MAX_WBITS | 32  # gzip's or zlib's
+    inflater = zlib.decompressobj(wbits=either_header)
+    try:
+        plain = inflater.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise UserError(f"the body is neither gzip nor deflate: {error}") from error
+    if len(plain) <= limit and not inflater.eof:
+        raise UserError("the compressed body is cut short")
+    return plain
+
+
+async def read(request: web.Request, kind: type[T], limit: int) -> T:
+    """The body as a `kind`. Raises `UserError` naming the field that does not fit."""
+    return parse(await read_body(request, limit), encoding_of(request), kind)
+
+
+def parse(body: bytes, encoding: Encoding, kind: type[T]) -> T:
+    if encoding is Encoding.PROTOBUF:
+        raise UserError("this route takes JSON or msgpack, not protobuf")
+    try:
+        return _decoder(encoding, kind).decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"malformed {encoding.name.lower()} body: {error}") from error
+
+
+@cache
+def _decoder(encoding: Encoding, kind: type[T]) -> Any:
+    if encoding is Encoding.MSGPACK:
+        return msgspec.msgpack.Decoder(kind)
+    return msgspec.json.Decoder(kind)
+
+
+def encode(value: object, encoding: Encoding) -> bytes:
+    """JSON never holds NaN or infinity: msgspec writes them as null."""
+    if encoding is Encoding.MSGPACK:
+        return msgspec.msgpack.encode(value)
+    return msgspec.json.encode(value)
+
+
+def answer(request: web.Request, value: object, status: int = 200) -> web.Response:
+    encoding = answer_encoding(request)
+    return raw_answer(encode(value, encoding), encoding, status)
+
+
+def raw_answer(body: bytes, encoding: Encoding, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type=encoding.value)
