@@ -1,0 +1,117 @@
+"""Where checkpoints lie on disk.
+
+    ROOT/{model_id}/{kind}/{name}/{creation time in microseconds}/   a published checkpoint
+    ROOT/.staging/{random}/                                          one being written
+
+A checkpoint is written into a staging directory, flushed, and renamed: it is there whole or not
+at all. Each creation has a directory of its own, so that overwriting a name never changes files
+which somebody reads; which one a name means is the catalogue's row. Directories have mode 0700
+and files 0600, since adapters may give away what they were trained on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from openrl.errors import UserError
+from openrl.paths import check_name, parse_tinker_path
+from openrl.types import TinkerPath
+
+_STAGING = ".staging"
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """An empty directory for an engine to write into."""
+
+    directory: Path
+
+
+class CheckpointStore:
+    """Blocking; the callers run what touches many bytes off the event loop."""
+
+    def __init__(self, root: Path) -> None:
+        """Makes the root, and removes what a former process left half-written."""
+        self._root = root
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.rmtree(root / _STAGING, ignore_errors=True)
+
+    def directory(self, path: TinkerPath, created_at: float) -> Path:
+        """Where the checkpoint lies, or would lie. Raises `UserError` for what is no path."""
+        parsed = parse_tinker_path(path)
+        stamp = str(int(created_at * 1e6))
+        return self._root / _safe(parsed.model_id) / parsed.kind / check_name(parsed.name) / stamp
+
+    def exists(self, path: TinkerPath, created_at: float) -> bool:
+        return self.directory(path, created_at).is_dir()
+
+    def stage(self) -> Staged:
+        directory = self._root / _STAGING / uuid.uuid4().hex
+        directory.mkdir(mode=0o700, parents=True)
+        return Staged(directory)
+
+    def discard(self, staged: Staged) -> None:
+        shutil.rmtree(staged.directory, ignore_errors=True)
+
+    def publish(self, staged: Staged, path: TinkerPath, created_at: float) -> int:
+        """Makes the staged files durable under their final name; returns their size in bytes.
+
+        Raises `OSError`; then nothing is left under the final name.
+        """
+        target = self.directory(path, created_at)
+        size = _harden(staged.directory)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        staged.directory.rename(target)
+        _sync(target.parent)
+        return size
+
+    def delete(self, path: TinkerPath, created_at: float) -> None:
+        """Does nothing when the checkpoint is not there."""
+        target = self.directory(path, created_at)
+        shutil.rmtree(target, ignore_errors=True)
+        for parent in target.parents[:3]:
+            if parent == self._root or not _remove_if_empty(parent):
+                return
+
+    def total_bytes(self) -> int:
+        return sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
+
+
+def _safe(model_id: str) -> str:
+    """A model id as one directory name; ids are ours, yet none may climb out of the root."""
+    name = quote(model_id, safe=":")
+    if name.startswith(".") or len(name) > 255:
+        raise UserError(f"model id {model_id!r} is not allowed")
+    return name
+
+
+def _harden(directory: Path) -> int:
+    """Flushes every file and the directory to disk with private modes; returns the total size."""
+    size = 0
+    for file in directory.iterdir():
+        file.chmod(0o600)
+        _sync(file)
+        size += file.stat().st_size
+    _sync(directory)
+    return size
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_empty(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except OSError:  # another name or another creation lies in it
+        return False
+    return True
