@@ -97,6 +97,7 @@ class SamplingParams:
 class CreateModel:
     base_model: str
     lora: LoraConfig
+    user_metadata: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class CreateModelFromCheckpoint:
     lora: LoraConfig
     path: TinkerPath
     with_optimizer: bool
+    user_metadata: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
