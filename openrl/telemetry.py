@@ -1,0 +1,49 @@
+"""Logging: short lines for people, or one JSON object a line for machines. Always on stderr."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Literal
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+
+@functools.cache
+def console() -> Console:
+    """The one on stderr, shared by log lines and live progress so that neither tears the other."""
+    return Console(stderr=True)
+
+
+def set_up_logging(level: str, log_format: Literal["pretty", "json"]) -> None:
+    """Replaces the root's handlers. Libraries below "warning" stay quiet."""
+    logging.basicConfig(level=logging.WARNING, handlers=[_handler(log_format)], force=True)
+    logging.getLogger("openrl").setLevel(level.upper())
+
+
+def _handler(log_format: str) -> logging.Handler:
+    if log_format == "pretty" and console().is_terminal:
+        return RichHandler(console=console(), show_path=False, log_time_format="[%X]")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else _PLAIN)
+    return handler
+
+
+_PLAIN = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
