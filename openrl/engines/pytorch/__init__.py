@@ -1,0 +1,1 @@
+"""The torch engine: packed multi-adapter training and sampling on CPU, CUDA and MPS."""

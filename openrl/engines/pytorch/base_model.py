@@ -1,0 +1,224 @@
+"""A frozen transformers model that runs packed batches of many adapters.
+
+The modules of transformers stay as they are but for two things: every linear that can be adapted
+is wrapped by `AdaptedLinear`, and attention goes to the batch's `Attend` through transformers'
+attention interface. Whether that is exact for a family is not believed but tested: loading
+compares packed log-probabilities with the untouched model's and refuses the family otherwise.
+
+    base = loading.load_base_model(directory, device, dtype)
+    hidden_TD = base.hidden(batch)              # after the final norm
+    logits_TV = base.logits(hidden_TD, segments)  # fp32, with the head's adapters
+
+`hidden` builds a graph when torch's gradients are on; its backward fills the segments' gradient
+buffers. Base weights never get gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from openrl.engines.pytorch.attention import Attend
+from openrl.engines.pytorch.lora import Group, LinearSpec, Segment, adapted_linear
+from openrl.engines.pytorch.packing import Batch
+from openrl.errors import UserError
+
+TARGETS: dict[str, Group] = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attn"),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
+}
+_HEAD_NAME = "model.unembed_tokens"
+_PACKED = "openrl_packed"
+
+
+class _Wire:
+    """How a batch's segments reach the linears, since transformers' MLPs pass no keywords on.
+
+    Set for the length of one forward pass of one base model, on the engine's only thread.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.segments: Sequence[Segment] = ()
+        self.anchor = torch.zeros(1, device=device, requires_grad=True)
+
+    @contextmanager
+    def connect(self, segments: Sequence[Segment]) -> Iterator[None]:
+        self.segments = segments
+        try:
+            yield
+        finally:
+            self.segments = ()
+
+
+class AdaptedLinear(nn.Module):
+    """A frozen linear with the segments' low-rank products; takes [..., T, D] with leading 1s."""
+
+    def __init__(self, linear: nn.Linear, index: int, wire: _Wire) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self._index, self._wire = index, wire
+
+    def forward(self, x: Tensor) -> Tensor:
+        wire = self._wire
+        y_TN = adapted_linear(
+            x.flatten(0, -2), self.weight, self.bias, self._index, wire.segments, wire.anchor
+        )
+        return y_TN.view(*x.shape[:-1], y_TN.shape[-1])
+
+
+class BaseModel:
+    """One set of base weights, ready for packed batches.
+
+    `linears` lists what can be adapted, the head last; their order is that of every `Factors`.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """Takes over `model` (a transformers causal LM): freezes it and wraps its linears."""
+        model.eval().requires_grad_(False)
+        self._model = cast(Any, model)
+        self.decoder: nn.Module = self._model.model
+        self.config = self._model.config
+        self.device = next(model.parameters()).device
+        self.dtype = next(model.parameters()).dtype
+        self._wire = _Wire(self.device)
+        self._head = _head_of(self._model)
+        self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
+        self.linears = (*_wrap_linears(self.decoder, self._wire), self._head_spec())
+        self._model.set_attn_implementation(_PACKED)
+
+    def _head_spec(self) -> LinearSpec:
+        index = _count_targets(self.decoder)
+        out_features, in_features = self._head.weight.shape
+        return LinearSpec(index, _HEAD_NAME, "unembed", in_features, out_features)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.linears[-1].out_features
+
+    @property
+    def hidden_size(self) -> int:
+        return self.linears[-1].in_features
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        return int(self.config.num_key_value_heads)
+
+    @property
+    def head_dim(self) -> int:
+        stated = getattr(self.config, "head_dim", None)
+        return int(stated or self.config.hidden_size // self.config.num_attention_heads)
+
+    @property
+    def head_weight_VD(self) -> Tensor:
+        return self._head.weight
+
+    @property
+    def head_bias_V(self) -> Tensor | None:
+        return cast("Tensor | None", self._head.bias)
+
+    @property
+    def head_index(self) -> int:
+        return self.linears[-1].index
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """Hidden states [T, D] after the final norm, in the base model's dtype."""
+        with self._wire.connect(batch.segments):
+            out = self.decoder(
+                input_ids=batch.token_ids_T[None],
+                position_ids=batch.position_ids_T[None],
+                use_cache=False,
+                attend=batch.attend,
+            )
+        return cast(Tensor, out.last_hidden_state[0])
+
+    def logits(self, hidden_TD: Tensor, segments: Sequence[Segment]) -> Tensor:
+        """fp32 [T, V], soft-capped where the family does so. `segments` count the rows of
+        `hidden_TD`, which are at least `MIN_ROWS` when rows must not depend on their company."""
+        return self.cap(self.raw_logits(hidden_TD, segments).float())
+
+    def raw_logits(self, hidden_TD: Tensor, segments: Sequence[Segment]) -> Tensor:
+        return adapted_linear(
+            hidden_TD,
+            self.head_weight_VD,
+            self.head_bias_V,
+            self.head_index,
+            segments,
+            self._wire.anchor,
+        )
+
+    def cap(self, logits_TV: Tensor) -> Tensor:
+        """Final soft-capping; may reuse its argument's memory."""
+        if self.softcap is None:
+            return logits_TV
+        return torch.tanh(logits_TV.div_(self.softcap)).mul_(self.softcap)
+
+
+def is_target(name: str, module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and name.rsplit(".")[-1] in TARGETS
+
+
+def _count_targets(decoder: nn.Module) -> int:
+    return sum(isinstance(module, AdaptedLinear) for module in decoder.modules())
+
+
+def _wrap_linears(decoder: nn.Module, wire: _Wire) -> list[LinearSpec]:
+    targets = [(n, m) for n, m in decoder.named_modules() if is_target(n, m)]
+    specs = []
+    for index, (name, module) in enumerate(targets):
+        linear = cast(nn.Linear, module)
+        parent, leaf = name.rsplit(".", 1)
+        decoder.get_submodule(parent)._modules[leaf] = AdaptedLinear(linear, index, wire)
+        specs.append(
+            LinearSpec(
+                index, f"model.{name}", TARGETS[leaf], linear.in_features, linear.out_features
+            )
+        )
+    return specs
+
+
+def _head_of(model: Any) -> nn.Linear:
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise UserError(
+            f"model type {model.config.model_type} is not served: its head is no linear"
+        )
+    return head
+
+
+def _packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    attend: Attend | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D] to output [1, T, H, D]."""
+    assert attend is not None
+    out_THD = attend(
+        cast(int, module.layer_idx),
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        scaling=scaling,
+        sliding_window=sliding_window,
+        softcap=softcap,
+    )
+    return out_THD[None], None
+
+
+AttentionInterface.register(_PACKED, _packed_attention)

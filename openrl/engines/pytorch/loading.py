@@ -1,0 +1,62 @@
+"""Loads a base model from its directory, and refuses what cannot be packed exactly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from openrl.engines.pytorch.base_model import TARGETS, BaseModel, is_target
+from openrl.engines.pytorch.parity import reference_logprobs, require_parity
+from openrl.errors import UserError
+
+_STATIC_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
+"""Rotary embeddings whose frequencies do not depend on the longest sequence of the batch."""
+
+
+def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -> BaseModel:
+    """Loads, wraps and tests a model. Raises `UserError` for a family that is not served."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{directory} cannot be loaded by transformers: {error}") from error
+    check_family(model)
+    model.to(device).eval()
+    reference = reference_logprobs(model)
+    base = BaseModel(model)
+    require_parity(base, reference)
+    return base
+
+
+def check_family(model: nn.Module) -> None:
+    """Raises `UserError` for a model whose parts cannot be found or packed."""
+    config = cast(Any, model).config
+    name = config.model_type
+    decoder = getattr(model, "model", None)
+    layers = getattr(decoder, "layers", None)
+    if decoder is None or layers is None:
+        raise UserError(f"model type {name} is not served: no decoder layers at model.layers")
+    for number, layer in enumerate(layers):
+        found = sorted(n.rsplit(".")[-1] for n, m in layer.named_modules() if is_target(n, m))
+        if found != sorted(TARGETS):
+            raise UserError(
+                f"model type {name} is not served: layer {number} has the linears {found} instead "
+                f"of {sorted(TARGETS)} (mixtures of experts and fused projections are refused)"
+            )
+    for rope in _rope_types(config):
+        if rope not in _STATIC_ROPE:
+            raise UserError(
+                f"model type {name} is not served: its rotary embedding ({rope}) depends on the "
+                "longest sequence of the batch"
+            )
+
+
+def _rope_types(config: Any) -> set[str]:
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return {one.get("rope_type", "default") for one in (nested or [parameters])}
