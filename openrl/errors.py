@@ -13,6 +13,7 @@
       Unavailable               not now: loading, draining, away       503 server, retryable
       ServerError               our fault                              500 server
         OutOfMemory             an atom that does not fit alone        500 server
+        EngineDied              the engine cannot go on: restart       500 server
 
 Each class knows its HTTP status, the category that a failed future carries on the wire
 (`user` or `server`), and whether the same request may succeed later. Raise the narrowest one;
@@ -103,3 +104,7 @@ class ServerError(OpenRLError):
 
 class OutOfMemory(ServerError):
     pass
+
+
+class EngineDied(ServerError):
+    """Raised by an engine that will not run anything any more."""

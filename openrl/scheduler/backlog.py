@@ -1,0 +1,65 @@
+"""Everything that is accepted and not answered yet, and how much of it each owner has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from openrl.scheduler.requests import Request
+from openrl.types import OwnerId, RequestId, Sample
+
+
+@dataclass(slots=True)
+class Share:
+    """What one owner has in the backlog."""
+
+    samples: int = 0
+    payload_bytes: int = 0
+
+
+class Backlog:
+    def __init__(self) -> None:
+        self._requests: dict[RequestId, Request] = {}
+        self._shares: dict[OwnerId, Share] = {}
+        self._shrunk = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(tuple(self._requests.values()))
+
+    def find(self, request_id: RequestId) -> Request | None:
+        return self._requests.get(request_id)
+
+    def share(self, owner: OwnerId) -> Share:
+        return self._shares.get(owner, Share())
+
+    def add(self, request: Request) -> None:
+        self._requests[request.work.request_id] = request
+        share = self._shares.setdefault(request.work.owner, Share())
+        share.samples += isinstance(request.work.operation, Sample)
+        share.payload_bytes += request.payload_bytes
+
+    def remove(self, request_id: RequestId) -> Request | None:
+        """None when it is gone already."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            share = self._shares[request.work.owner]
+            share.samples -= isinstance(request.work.operation, Sample)
+            share.payload_bytes -= request.payload_bytes
+            self._wake()
+        return request
+
+    def _wake(self) -> None:
+        woken, self._shrunk = self._shrunk, asyncio.Event()
+        woken.set()
+
+    async def shrunk(self) -> None:
+        """Returns when something has been removed since the call."""
+        await self._shrunk.wait()
+
+    async def empty(self) -> None:
+        while self._requests:
+            await self.shrunk()

@@ -1,0 +1,71 @@
+"""What this process serves: base models by public name, and the models and sampler versions
+that are alive in its engine. The catalogue remembers more than is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from openrl.engines.base import BaseModelInfo
+from openrl.errors import NotFound, OpenRLError
+from openrl.types import LoraConfig, ModelId, OwnerId, VersionId
+
+
+@dataclass(slots=True)
+class Model:
+    """`closed` says why nothing more will run on it; None while it is alive."""
+
+    model_id: ModelId
+    owner: OwnerId
+    base_model: str
+    lora: LoraConfig
+    closed: OpenRLError | None = None
+
+
+class Models:
+    def __init__(self) -> None:
+        self._bases: dict[str, BaseModelInfo] = {}
+        self._models: dict[str, Model] = {}
+        self._versions: dict[VersionId, ModelId] = {}
+
+    # --- base models ---
+
+    def serve(self, bases: Iterable[BaseModelInfo]) -> None:
+        self._bases = {info.name: info for info in bases}
+
+    @property
+    def bases(self) -> Mapping[str, BaseModelInfo]:
+        return self._bases
+
+    def base(self, name: str) -> BaseModelInfo:
+        """Raises `NotFound` with the names that are served."""
+        if name not in self._bases:
+            served = ", ".join(self._bases) or "none"
+            raise NotFound(f"base model {name!r} is not served here; these are: {served}")
+        return self._bases[name]
+
+    # --- models ---
+
+    def add(self, model: Model) -> None:
+        self._models[model.model_id] = model
+
+    def find(self, model_id: str) -> Model | None:
+        return self._models.get(model_id)
+
+    def close(self, model_id: str, error: OpenRLError) -> None:
+        self._models[model_id].closed = error
+
+    # --- versions held in the engine's memory for ephemeral samplers ---
+
+    def pin(self, version: VersionId, model_id: ModelId) -> None:
+        self._versions[version] = model_id
+
+    def pinned(self, version: VersionId) -> bool:
+        return version in self._versions
+
+    def pins_of(self, model_id: str) -> list[VersionId]:
+        """Oldest first."""
+        return [version for version, model in self._versions.items() if model == model_id]
+
+    def unpin(self, version: VersionId) -> None:
+        del self._versions[version]

@@ -1,0 +1,91 @@
+"""Many parts, one answer. Pure.
+
+Metrics merge by the reduction that their name ends with, as the protocol's clients merge the
+chunks of a request; a metric that some part lacks is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from openrl.errors import ServerError
+from openrl.scheduler.requests import Request
+from openrl.types import (
+    Failed,
+    ForwardBackward,
+    ForwardBackwardOutput,
+    Outcome,
+    Sample,
+    SampledSequence,
+    SampleOutput,
+)
+
+
+def outcome_of(request: Request) -> Outcome:
+    match request.work.operation:
+        case ForwardBackward():
+            return _merged_parts(request)
+        case Sample():
+            return _assembled_sample(request)
+        case _:
+            return request.ended or _incomplete(request)
+
+
+def _incomplete(request: Request) -> Failed:
+    return Failed(ServerError(f"{request.work.request_id} ended without all of its parts"))
+
+
+def _merged_parts(request: Request) -> Outcome:
+    parts: list[ForwardBackwardOutput] = []
+    for index in sorted(request.parts):
+        part = request.parts[index]
+        if isinstance(part, Failed):
+            return part
+        parts.append(part)
+    return merge(parts) if len(parts) == len(request.atoms) else _incomplete(request)
+
+
+def merge(parts: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+    """`parts` are of one request, in its order, and not none."""
+    outputs = tuple(output for part in parts for output in part.outputs)
+    shared = [key for key in parts[0].metrics if all(key in part.metrics for part in parts)]
+    counts = [len(part.outputs) for part in parts]
+    metrics = {key: _reduce(key, [p.metrics[key] for p in parts], counts) for key in shared}
+    return ForwardBackwardOutput(outputs, metrics)
+
+
+def _reduce(key: str, values: Sequence[float], counts: Sequence[int]) -> float:
+    """`counts` are the records that each value speaks for."""
+    match key.rpartition(":")[2]:
+        case "sum":
+            return sum(values)
+        case "mean":
+            return sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
+        case "min":
+            return min(values)
+        case "max":
+            return max(values)
+        case _:  # "unique", and whatever has no rule: the first speaks for all
+            return values[0]
+
+
+def _assembled_sample(request: Request) -> Outcome:
+    sample = request.work.operation
+    assert isinstance(sample, Sample)
+    failed = [row for row in request.rows.values() if isinstance(row, Failed)]
+    if failed:
+        return failed[0]
+    sequences = _in_order(request.rows)
+    if len(sequences) != sample.num_samples or request.prompt is None:
+        return _incomplete(request)
+    return SampleOutput(
+        sequences=sequences,
+        prompt_logprobs=request.prompt.prompt_logprobs,
+        topk_prompt_logprobs=request.prompt.topk_prompt_logprobs,
+        prompt_cache_hit_tokens=request.prompt.prompt_cache_hit_tokens,
+    )
+
+
+def _in_order(rows: Mapping[int, SampledSequence | Failed]) -> tuple[SampledSequence, ...]:
+    ordered = (rows[index] for index in sorted(rows))
+    return tuple(row for row in ordered if isinstance(row, SampledSequence))
