@@ -16,6 +16,8 @@ from openrl.types import Outcome, OwnerId, RequestId
 
 @dataclass(slots=True)
 class Entry:
+    """`encoded`: an answer by content type, kept between telling its size and handing it out."""
+
     request_id: RequestId
     owner: OwnerId
     kind: str
@@ -23,6 +25,7 @@ class Entry:
     outcome: Outcome | None = None
     resolved_at: float | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    encoded: dict[str, bytes] = field(default_factory=dict)
 
 
 class Futures:
