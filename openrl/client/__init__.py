@@ -1,0 +1,17 @@
+"""The async client: the Tinker routes over msgpack, numpy in and out.
+
+client      a session: create models, open samplers, heartbeats
+model       one training run: ordered, pipelined operations
+sampler     one frozen set of weights to sample from
+pending     an accepted request whose result is still to come
+transport   HTTP: retries with the same identity, long polls
+codec       msgpack bodies and the values in them
+failures    typed errors from answers
+"""
+
+from openrl.client.client import Client, connect
+from openrl.client.model import Model
+from openrl.client.pending import Pending
+from openrl.client.sampler import Sampler
+
+__all__ = ["Client", "Model", "Pending", "Sampler", "connect"]

@@ -1,0 +1,109 @@
+"""One frozen set of weights to sample from."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from openrl.client import codec
+from openrl.errors import Gone, OpenRLError
+from openrl.types import SampleOutput
+
+if TYPE_CHECKING:
+    from openrl.client.transport import Transport
+
+CANCEL_SECONDS = 2.0
+MOST_ATTEMPTS = 5
+
+
+class Sampler:
+    """Any number of samples may be asked for at once; they run in one batch on the server, in
+    no particular order."""
+
+    def __init__(self, transport: Transport, sampling_session_id: str) -> None:
+        self.sampling_session_id = sampling_session_id
+        self._transport = transport
+        self._seq = itertools.count()
+
+    def __repr__(self) -> str:
+        return f"<Sampler {self.sampling_session_id}>"
+
+    async def sample(
+        self,
+        prompt: ArrayLike,
+        num_samples: int = 1,
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        top_k: int = -1,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: str | Sequence[str] | Sequence[int] | None = None,
+        prompt_logprobs: bool = False,
+        topk_prompt_logprobs: int = 0,
+    ) -> SampleOutput:
+        """Sequences of `prompt` [P], each with its tokens and their logprobs.
+
+        `max_tokens` None goes up to the context. `temperature` 0 is greedy. `stop` None ends at
+        the model's end-of-sequence tokens, strings or ids end there as well, and `[]` never.
+        The same `seed` gives the same samples, which differ from one another. Raises `UserError`
+        for a prompt or parameters that cannot be served.
+        """
+        params = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "seed": seed,
+            "stop": stop if stop is None or isinstance(stop, str) else list(stop),
+        }
+        body = {
+            "prompt": codec.tokens_to_wire(prompt),
+            "num_samples": num_samples,
+            "sampling_params": params,
+            "prompt_logprobs": prompt_logprobs,
+            "topk_prompt_logprobs": topk_prompt_logprobs,
+        }
+        return codec.read(await self._run(body), codec.sample_output)
+
+    async def compute_logprobs(self, prompt: ArrayLike) -> NDArray[np.float32]:
+        """float32 [P] at temperature 1: each token given those before it, NaN for the first."""
+        output = await self.sample(prompt, max_tokens=1, prompt_logprobs=True)
+        if output.prompt_logprobs is None:
+            raise OpenRLError("the server sent no prompt logprobs")
+        return output.prompt_logprobs
+
+    async def _run(self, body: dict[str, Any]) -> codec.Body:
+        """A sample that the server lost with a restart (410) is asked for again."""
+        for attempt in itertools.count(1):
+            identity = {
+                "sampling_session_id": self.sampling_session_id,
+                "seq_id": next(self._seq),
+            }
+            promise = await self._transport.submit("asample", {**identity, **body})
+            try:
+                return await self._result(codec.read(promise, _request_id))
+            except Gone:
+                if attempt == MOST_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    async def _result(self, request_id: str) -> codec.Body:
+        try:
+            return await self._transport.result(request_id)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OpenRLError):
+                await self._transport.once(
+                    "cancel_future", {"request_id": request_id}, CANCEL_SECONDS
+                )
+            raise
+
+
+def _request_id(answer: codec.Body) -> str:
+    return str(answer["request_id"])

@@ -1,0 +1,204 @@
+"""HTTP: one request may be sent many times, and always under the same identity.
+
+The server knows a request by the ids in its body, so repeating a POST whose answer was lost is
+safe. Connection errors, 408, 429 and 5xx are repeated; any other refusal is final. aiohttp takes
+longer to import than the rest of the client together, so this room is entered on `connect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+import aiohttp
+
+from openrl.client import codec, failures
+from openrl.errors import OpenRLError, Unavailable
+
+log = logging.getLogger("openrl.client")
+
+SUBMIT_SECONDS = 60.0
+POLL_SECONDS = 45.0  # the server holds a poll for 30
+FIRST_PAUSE = 0.25
+LONGEST_PAUSE = 15.0
+LONGEST_RETRY_AFTER = 60.0
+
+# Each request in flight is a socket: these keep a wide loop under the usual limit of 1,024 open
+# files. Polls and submits wait in separate queues, and heartbeats in none.
+MOST_SUBMITS = 128
+MOST_POLLS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`seconds` is how long the server took; `retry_after` is None when it named no time."""
+
+    status: int
+    body: Any
+    seconds: float
+    retry_after: float | None
+
+    @property
+    def good(self) -> bool:
+        return self.status < HTTPStatus.MULTIPLE_CHOICES
+
+    @property
+    def worth_repeating(self) -> bool:
+        repeatable = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+        return self.status in repeatable or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def says_wait(self) -> bool:
+        """A server that answers 408 or 429 is well: waiting for it is not an outage."""
+        return self.worth_repeating and self.status < HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def held(self) -> bool:
+        """A long poll that ran its time: poll again at once. One that came straight back,
+        from a proxy or a node that drains, is paused like any other."""
+        return self.status == HTTPStatus.REQUEST_TIMEOUT and self.seconds >= 1.0
+
+
+class Transport:
+    """`patience`: how many seconds a server may be away or failing before the caller hears of
+    it. Waiting in a queue of a server that is well has no limit here; use `asyncio.timeout`."""
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str,
+        patience: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._patience = patience
+        self._sleep = sleep
+        self._clock = clock
+        self._submits = asyncio.Semaphore(MOST_SUBMITS)
+        self._polls = asyncio.Semaphore(MOST_POLLS)
+        self._http = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={
+                "X-API-Key": api_key,
+                "Content-Type": codec.CONTENT_TYPE,
+                "Accept": codec.CONTENT_TYPE,
+            },
+        )
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    async def submit(self, route: str, body: codec.Body) -> Mapping[str, Any]:
+        """POST until it is accepted. Raises the server's refusal, or `Unavailable`."""
+        async with self._submits:
+            return await self._until_good(route, codec.pack(body), SUBMIT_SECONDS)
+
+    async def result(self, request_id: str) -> Mapping[str, Any]:
+        """Long polls until the request has ended. Raises what it failed with."""
+        body = codec.pack({"request_id": request_id, "allow_metadata_only": False})
+        async with self._polls:
+            answer = await self._until_good("retrieve_future", body, POLL_SECONDS)
+        if "error" in answer:
+            raise failures.from_future(answer)
+        return answer
+
+    async def once(self, route: str, body: codec.Body, seconds: float) -> Mapping[str, Any]:
+        """A single attempt, for what is repeated anyway or may be lost."""
+        answer = await self._try(route, codec.pack(body), seconds)
+        if isinstance(answer, Exception):
+            raise Unavailable(_describe(answer))
+        if not answer.good:
+            raise failures.from_status(answer.status, answer.body)
+        return _mapping(answer.body)
+
+    async def _until_good(self, route: str, payload: bytes, seconds: float) -> Mapping[str, Any]:
+        well = self._clock()
+        pauses = 0
+        while True:
+            answer = await self._try(route, payload, seconds)
+            if isinstance(answer, Answer):
+                if answer.good:
+                    return _mapping(answer.body)
+                if not answer.worth_repeating:
+                    raise failures.from_status(answer.status, answer.body)
+                if answer.says_wait:
+                    well = self._clock()
+                if answer.held:
+                    pauses = 0
+                    continue
+            if self._clock() - well > self._patience:
+                raise self._gave_up(answer)
+            pauses += 1
+            await self._pause(route, answer, pauses)
+
+    async def _try(self, route: str, payload: bytes, seconds: float) -> Answer | Exception:
+        try:
+            return await self._attempt(route, payload, seconds)
+        except (aiohttp.ClientError, TimeoutError) as problem:
+            return problem
+
+    async def _attempt(self, route: str, payload: bytes, seconds: float) -> Answer:
+        started = self._clock()
+        async with self._http.post(
+            f"{self._url}/api/v1/{route}",
+            data=payload,
+            timeout=aiohttp.ClientTimeout(total=seconds),
+        ) as response:
+            body = _decode(response.content_type, await response.read())
+            held = self._clock() - started
+            return Answer(response.status, body, held, _retry_after(response.headers))
+
+    async def _pause(self, route: str, answer: Answer | Exception, pauses: int) -> None:
+        asked = answer.retry_after if isinstance(answer, Answer) else None
+        seconds = _backoff(pauses) if asked is None else min(asked, LONGEST_RETRY_AFTER)
+        log.info("%s: %s; again in %.1f s", route, _describe(answer), seconds)
+        await self._sleep(seconds)
+
+    def _gave_up(self, answer: Answer | Exception) -> OpenRLError:
+        return Unavailable(
+            f"{self._url} has not served this for {self._patience:.0f} s: {_describe(answer)}. "
+            "Is the server running, and is this its address?"
+        )
+
+
+def _backoff(pauses: int) -> float:
+    longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(pauses - 1, 16))
+    return longest * random.uniform(0.5, 1.0)
+
+
+def _describe(answer: Answer | Exception) -> str:
+    if isinstance(answer, Answer):
+        return f"HTTP {answer.status}: {failures.from_status(answer.status, answer.body)}"
+    return f"{type(answer).__name__}: {answer}"
+
+
+def _retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds; the header's date form is not used by this server."""
+    try:
+        return max(0.0, float(headers["Retry-After"]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _decode(content_type: str, data: bytes) -> Any:
+    """What a proxy answers may be anything: text is kept for the error's message."""
+    try:
+        if content_type == codec.CONTENT_TYPE:
+            return codec.unpack(data)
+        if content_type.endswith("json"):
+            return json.loads(data)
+    except ValueError:
+        pass
+    return data.decode(errors="replace")
+
+
+def _mapping(body: Any) -> Mapping[str, Any]:
+    return body if isinstance(body, Mapping) else {}
