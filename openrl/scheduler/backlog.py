@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from openrl.scheduler.requests import Request
+from openrl.scheduler.pending import Pending
 from openrl.types import OwnerId, RequestId, Sample
 
 
@@ -20,29 +20,32 @@ class Share:
 
 class Backlog:
     def __init__(self) -> None:
-        self._requests: dict[RequestId, Request] = {}
+        self._requests: dict[RequestId, Pending] = {}
         self._shares: dict[OwnerId, Share] = {}
         self._shrunk = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[Pending]:
         return iter(tuple(self._requests.values()))
 
-    def find(self, request_id: RequestId) -> Request | None:
+    def find(self, request_id: RequestId) -> Pending | None:
         return self._requests.get(request_id)
+
+    def get(self, request_id: RequestId) -> Pending:
+        return self._requests[request_id]
 
     def share(self, owner: OwnerId) -> Share:
         return self._shares.get(owner, Share())
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Pending) -> None:
         self._requests[request.work.request_id] = request
         share = self._shares.setdefault(request.work.owner, Share())
         share.samples += isinstance(request.work.operation, Sample)
         share.payload_bytes += request.payload_bytes
 
-    def remove(self, request_id: RequestId) -> Request | None:
+    def remove(self, request_id: RequestId) -> Pending | None:
         """None when it is gone already."""
         request = self._requests.pop(request_id, None)
         if request is not None:

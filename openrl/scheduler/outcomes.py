@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from openrl.errors import ServerError
-from openrl.scheduler.requests import Request
+from openrl.scheduler.pending import Pending
 from openrl.types import (
     Failed,
     ForwardBackward,
@@ -21,7 +21,7 @@ from openrl.types import (
 )
 
 
-def outcome_of(request: Request) -> Outcome:
+def outcome_of(request: Pending) -> Outcome:
     match request.work.operation:
         case ForwardBackward():
             return _merged_parts(request)
@@ -31,11 +31,11 @@ def outcome_of(request: Request) -> Outcome:
             return request.ended or _incomplete(request)
 
 
-def _incomplete(request: Request) -> Failed:
+def _incomplete(request: Pending) -> Failed:
     return Failed(ServerError(f"{request.work.request_id} ended without all of its parts"))
 
 
-def _merged_parts(request: Request) -> Outcome:
+def _merged_parts(request: Pending) -> Outcome:
     parts: list[ForwardBackwardOutput] = []
     for index in sorted(request.parts):
         part = request.parts[index]
@@ -69,7 +69,7 @@ def _reduce(key: str, values: Sequence[float], counts: Sequence[int]) -> float:
             return values[0]
 
 
-def _assembled_sample(request: Request) -> Outcome:
+def _assembled_sample(request: Pending) -> Outcome:
     sample = request.work.operation
     assert isinstance(sample, Sample)
     failed = [row for row in request.rows.values() if isinstance(row, Failed)]

@@ -1,0 +1,249 @@
+"""Control operations: what is checked before the engine is asked, and what is written after.
+
+`prepare` raises `UserError` with the cause; then the engine is never asked and nothing has
+changed. A save is staged, written by the engine, made durable, and only then has a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from openrl.catalogue import Catalogue, Checkpoint, Run, Sampler
+from openrl.checkpoints import CheckpointStore, Staged
+from openrl.engines.base import (
+    Control,
+    CreateAdapter,
+    DropAdapter,
+    LoadAdapter,
+    PinVersion,
+    SaveAdapter,
+)
+from openrl.errors import ServerError, UserError
+from openrl.paths import ParsedPath, parse_tinker_path
+from openrl.scheduler.models import Model, Models
+from openrl.types import (
+    CheckpointKind,
+    CreateModel,
+    CreateModelFromCheckpoint,
+    Failed,
+    LoadWeights,
+    LoraConfig,
+    ModelCreated,
+    ModelUnloaded,
+    Result,
+    SamplerTarget,
+    SamplerWeightsSaved,
+    SamplingSessionId,
+    SaveWeights,
+    SaveWeightsForSampler,
+    TinkerPath,
+    UnloadModel,
+    VersionId,
+    WeightsLoaded,
+    WeightsSaved,
+    Work,
+)
+
+Save: TypeAlias = SaveWeights | SaveWeightsForSampler
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A control operation that may go to the engine; `staged` is where it writes."""
+
+    work: Work
+    model: Model
+    control: Control
+    staged: Staged | None = None
+
+
+class Controls:
+    def __init__(
+        self,
+        models: Models,
+        catalogue: Catalogue,
+        store: CheckpointStore,
+        now: Callable[[], float],
+    ) -> None:
+        """`now` is in Unix seconds."""
+        self._models = models
+        self._catalogue = catalogue
+        self._store = store
+        self._now = now
+
+    # --- before the engine ---
+
+    def prepare(self, work: Work) -> Order:
+        model = self._models.find(work.lane)
+        assert model is not None, "admission registers a model before its first operation"
+        name = model.model_id
+        match work.operation:
+            case CreateModel(lora=lora):
+                return Order(work, model, CreateAdapter(name, lora))
+            case CreateModelFromCheckpoint(lora=lora, path=path, with_optimizer=optimizer):
+                source = self._source(path, model, optimizer)
+                return Order(work, model, CreateAdapter(name, lora, source, optimizer))
+            case LoadWeights(path=path, with_optimizer=optimizer):
+                source = self._source(path, model, optimizer)
+                return Order(work, model, LoadAdapter(name, source, optimizer))
+            case SaveWeights() | SaveWeightsForSampler(name=str()) as save:
+                return self._prepare_save(work, model, save)
+            case SaveWeightsForSampler(sampling_session_id=session):
+                self._check_free(session)
+                return Order(work, model, PinVersion(name, VersionId(work.request_id)))
+            case UnloadModel():
+                return Order(work, model, DropAdapter(name))
+            case other:
+                raise AssertionError(f"{type(other).__name__} is no control operation")
+
+    def _source(self, path: TinkerPath, model: Model, with_optimizer: bool) -> Path:
+        """The directory of a checkpoint that fits the model."""
+        checkpoint = self._catalogue.checkpoint(path, model.owner)
+        if not self._store.exists(path, checkpoint.created_at):
+            raise ServerError(f"the files of checkpoint {path!r} are missing from this server")
+        differences = self._differences(checkpoint, model)
+        if differences:
+            raise UserError(
+                "Checkpoint model configuration is incompatible with target model: "
+                + "; ".join(differences)
+            )
+        if with_optimizer and not checkpoint.with_optimizer:
+            raise UserError(f"checkpoint {path!r} holds no optimizer state: load it without")
+        return self._store.directory(path, checkpoint.created_at)
+
+    def _differences(self, checkpoint: Checkpoint, model: Model) -> list[str]:
+        found = []
+        bases = self._models.bases
+        theirs, ours = bases.get(checkpoint.base_model), bases[model.base_model]
+        if theirs is None or theirs.weights != ours.weights:
+            found.append(_difference("base_model", checkpoint.base_model, model.base_model))
+        there, here = _fixed(checkpoint.lora), _fixed(model.lora)
+        return found + [_difference(k, there[k], here[k]) for k in there if there[k] != here[k]]
+
+    def _prepare_save(self, work: Work, model: Model, save: Save) -> Order:
+        path = _path_of(model, save)
+        overwrite = isinstance(save, SaveWeights) and save.overwrite
+        if not overwrite and self._catalogue.find_checkpoint(path) is not None:
+            raise UserError(f"checkpoint {path!r} exists already: choose another name")
+        try:
+            staged = self._store.stage()
+        except OSError as error:
+            raise ServerError(f"cannot make a directory for {path!r}: {error}") from error
+        optimizer = isinstance(save, SaveWeights)
+        control = SaveAdapter(model.model_id, staged.directory, with_optimizer=optimizer)
+        return Order(work, model, control, staged)
+
+    def _check_free(self, session: SamplingSessionId | None) -> None:
+        if session is None or self._catalogue.find_sampler(session) is not None:
+            raise UserError(f"sampling session {session!r} exists already")
+
+    # --- after the engine ---
+
+    def abandon(self, order: Order) -> None:
+        """The engine could not do it: nothing stays."""
+        if order.staged is not None:
+            self._store.discard(order.staged)
+
+    async def conclude(self, order: Order) -> Result | Failed:
+        """The engine has done its part; the answer."""
+        try:
+            return await self._concluded(order)
+        except (OSError, sqlite3.Error) as error:
+            self.abandon(order)
+            return Failed(ServerError(f"{order.work.request_id} could not be recorded: {error}"))
+
+    async def _concluded(self, order: Order) -> Result:
+        model = order.model
+        match order.work.operation:
+            case CreateModel(user_metadata=metadata):
+                self._add_run(order, metadata)
+                return ModelCreated(model.model_id, model.base_model, model.lora)
+            case CreateModelFromCheckpoint(user_metadata=metadata, path=path):
+                self._add_run(order, metadata)
+                return WeightsLoaded(path, model.model_id)
+            case LoadWeights(path=path):
+                return WeightsLoaded(path, model.model_id)
+            case SaveWeights() as save:
+                return WeightsSaved(await self._publish(order, save))
+            case SaveWeightsForSampler(name=str()) as save:
+                return SamplerWeightsSaved(path=await self._publish(order, save))
+            case SaveWeightsForSampler(sampling_session_id=str(session)):
+                self._add_sampler(order, SamplingSessionId(session))
+                return SamplerWeightsSaved(sampling_session_id=SamplingSessionId(session))
+            case _:
+                return ModelUnloaded(model.model_id)
+
+    def _add_run(self, order: Order, metadata: Mapping[str, str] | None) -> None:
+        model, now = order.model, self._now()
+        self._catalogue.add_run(
+            Run(
+                model_id=model.model_id,
+                session_id=order.work.session_id,
+                owner=model.owner,
+                base_model=model.base_model,
+                lora=model.lora,
+                created_at=now,
+                last_request_at=now,
+                user_metadata=metadata,
+            )
+        )
+
+    async def _publish(self, order: Order, save: Save) -> TinkerPath:
+        path, now, staged = _path_of(order.model, save), self._now(), order.staged
+        assert staged is not None
+        size = await asyncio.to_thread(self._store.publish, staged, path, now)
+        replaced = self._catalogue.find_checkpoint(path)
+        try:
+            self._catalogue.add_checkpoint(_row(order.model, save, now, size))
+        except sqlite3.Error:
+            self._store.delete(path, now)
+            raise
+        if replaced is not None:
+            await asyncio.to_thread(self._store.delete, path, replaced.created_at)
+        return path
+
+    def _add_sampler(self, order: Order, session: SamplingSessionId) -> None:
+        model, version = order.model, VersionId(order.work.request_id)
+        target = SamplerTarget(model.base_model, version)
+        self._catalogue.add_sampler(
+            Sampler(session, order.work.session_id, model.owner, target, self._now())
+        )
+        self._models.pin(version, model.model_id)
+
+
+def _path_of(model: Model, save: Save) -> TinkerPath:
+    kind: CheckpointKind = "weights" if isinstance(save, SaveWeights) else "sampler_weights"
+    assert save.name is not None
+    return ParsedPath(model.model_id, kind, save.name).path
+
+
+def _row(model: Model, save: Save, now: float, size_bytes: int) -> Checkpoint:
+    parsed = parse_tinker_path(_path_of(model, save))
+    return Checkpoint(
+        path=parsed.path,
+        model_id=model.model_id,
+        owner=model.owner,
+        kind=parsed.kind,
+        name=parsed.name,
+        base_model=model.base_model,
+        lora=model.lora,
+        created_at=now,
+        size_bytes=size_bytes,
+        with_optimizer=isinstance(save, SaveWeights),
+        expires_at=None if save.ttl_seconds is None else now + save.ttl_seconds,
+        user_metadata=save.user_metadata,
+    )
+
+
+def _fixed(lora: LoraConfig) -> dict[str, object]:
+    """What a checkpoint and the model that loads it must have in common."""
+    return {name: value for name, value in asdict(lora).items() if name != "seed"}
+
+
+def _difference(name: str, theirs: object, ours: object) -> str:
+    return f"checkpoint {name} is {theirs} but target model {name} is {ours}"

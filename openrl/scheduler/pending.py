@@ -1,0 +1,90 @@
+"""A request between its acceptance and its answer: its work, and what came back so far. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from openrl.engines.base import WeightsKey
+from openrl.scheduler.events import Item, Kind, SampleSize
+from openrl.types import (
+    Failed,
+    ForwardBackward,
+    ForwardBackwardOutput,
+    Operation,
+    OptimStep,
+    Result,
+    Sample,
+    SampledSequence,
+    SampleOutput,
+    Work,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """`atoms` are the (start, stop) of datums that a forward_backward was cut into, `parts`
+    their outcomes by index; `rows` and `prompt` belong to a sample; `ended` to every other kind."""
+
+    work: Work
+    weights: WeightsKey
+    atoms: tuple[tuple[int, int], ...] = ()
+    max_new_tokens: int = 0
+    payload_bytes: int = 0
+    parts: dict[int, ForwardBackwardOutput | Failed] = field(default_factory=dict)
+    rows: dict[int, SampledSequence | Failed] = field(default_factory=dict)
+    prompt: SampleOutput | None = None
+    ended: Result | Failed | None = None
+
+    def item(self) -> Item:
+        work = self.work
+        return Item(
+            request_id=work.request_id,
+            owner=work.owner,
+            session_id=work.session_id,
+            lane=work.lane,
+            seq_id=work.seq_id,
+            kind=kind_of(work.operation),
+            weights=self.weights,
+            atoms=self._atom_tokens(),
+            sample=self._sample_size(),
+            payload_bytes=self.payload_bytes,
+        )
+
+    def _atom_tokens(self) -> tuple[int, ...]:
+        operation = self.work.operation
+        if not isinstance(operation, ForwardBackward):
+            return ()
+        lengths = [len(datum.tokens) for datum in operation.data]
+        return tuple(sum(lengths[start:stop]) for start, stop in self.atoms)
+
+    def _sample_size(self) -> SampleSize | None:
+        operation = self.work.operation
+        if not isinstance(operation, Sample):
+            return None
+        return SampleSize(len(operation.prompt), operation.num_samples, self.max_new_tokens)
+
+
+def kind_of(operation: Operation) -> Kind:
+    match operation:
+        case ForwardBackward():
+            return "forward_backward"
+        case OptimStep():
+            return "optim_step"
+        case Sample():
+            return "sample"
+        case _:
+            return "control"
+
+
+def payload_bytes(operation: Operation) -> int:
+    """Bytes of the arrays that a queued request holds."""
+    match operation:
+        case ForwardBackward(data=data):
+            return sum(
+                datum.tokens.nbytes + sum(a.nbytes for a in datum.loss_inputs.values())
+                for datum in data
+            )
+        case Sample(prompt=prompt):
+            return prompt.nbytes
+        case _:
+            return 0
