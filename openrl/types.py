@@ -13,7 +13,7 @@ from typing import Any, Literal, NewType, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openrl.errors import OpenRLError
+from openrl.errors import OpenRLError, UserError
 
 OwnerId = NewType("OwnerId", str)
 SessionId = NewType("SessionId", str)
@@ -158,6 +158,14 @@ class UnloadModel:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A training request whose content the door could not read. It is accepted all the same,
+    takes its place in its lane and fails through its future with `error`."""
+
+    error: UserError
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """`prompt` int32 [P]. `seed_i = f(params.seed, i)` for sample i; admission draws a seed
@@ -179,6 +187,7 @@ TrainingOperation: TypeAlias = (
     | SaveWeightsForSampler
     | LoadWeights
     | UnloadModel
+    | Malformed
 )
 Operation: TypeAlias = TrainingOperation | Sample
 

@@ -23,6 +23,7 @@ from openrl.types import (
     ForwardBackward,
     LoadWeights,
     LoraConfig,
+    Malformed,
     OptimStep,
     Sample,
     SamplingParams,
@@ -46,17 +47,19 @@ def check_training(operation: TrainingOperation, info: BaseModelInfo, limits: Li
             check_adam(adam)
         case SaveWeights(name=name, ttl_seconds=ttl):
             check_name(name)
-            _check_ttl(ttl)
+            check_ttl(ttl)
         case SaveWeightsForSampler(name=name, sampling_session_id=session, ttl_seconds=ttl):
             if (name is None) == (session is None):
                 raise UserError("save_weights_for_sampler: give a name or a sampling session")
             if name is not None:
                 check_name(name)
-            _check_ttl(ttl)
+            check_ttl(ttl)
         case LoadWeights(path=path):
             parse_tinker_path(path)
         case UnloadModel():
             pass
+        case Malformed(error=error):
+            raise error
 
 
 def check_lora(lora: LoraConfig, info: BaseModelInfo) -> None:
@@ -94,7 +97,8 @@ def _check_range(name: str, value: float, low: float, high: float) -> None:
         )
 
 
-def _check_ttl(ttl_seconds: int | None) -> None:
+def check_ttl(ttl_seconds: int | None) -> None:
+    """In seconds; None means never."""
     if ttl_seconds is not None and not _MIN_TTL <= ttl_seconds <= _MAX_TTL:
         raise UserError(f"ttl_seconds must be from {_MIN_TTL} to {_MAX_TTL}, got {ttl_seconds}")
 
