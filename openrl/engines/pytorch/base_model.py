@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from openrl.engines.pytorch.attention import Attend
-from openrl.engines.pytorch.lora import Group, LinearSpec, Segment, adapted_linear
+from openrl.engines.pytorch.lora import Group, LinearSpec, Segment, StackedAdapters, adapted_linear
 from openrl.engines.pytorch.packing import Batch
 from openrl.errors import UserError
 
@@ -43,11 +43,11 @@ class _Wire:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.segments: Sequence[Segment] = ()
+        self.segments: Sequence[Segment] | StackedAdapters = ()
         self.anchor = torch.zeros(1, device=device, requires_grad=True)
 
     @contextmanager
-    def connect(self, segments: Sequence[Segment]) -> Iterator[None]:
+    def connect(self, segments: Sequence[Segment] | StackedAdapters) -> Iterator[None]:
         self.segments = segments
         try:
             yield
@@ -140,13 +140,10 @@ class BaseModel:
             )
         return cast(Tensor, out.last_hidden_state[0])
 
-    def logits(self, hidden_TD: Tensor, segments: Sequence[Segment]) -> Tensor:
+    def logits(self, hidden_TD: Tensor, segments: Sequence[Segment] | StackedAdapters) -> Tensor:
         """fp32 [T, V], soft-capped where the family does so. `segments` count the rows of
         `hidden_TD`, which are at least `MIN_ROWS` when rows must not depend on their company."""
-        return self.cap(self.raw_logits(hidden_TD, segments).float())
-
-    def raw_logits(self, hidden_TD: Tensor, segments: Sequence[Segment]) -> Tensor:
-        return adapted_linear(
+        logits_TV = adapted_linear(
             hidden_TD,
             self.head_weight_VD,
             self.head_bias_V,
@@ -154,6 +151,7 @@ class BaseModel:
             segments,
             self._wire.anchor,
         )
+        return self.cap(logits_TV.float())
 
     def cap(self, logits_TV: Tensor) -> Tensor:
         """Final soft-capping; may reuse its argument's memory."""

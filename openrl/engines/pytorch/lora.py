@@ -13,6 +13,7 @@ segment, so a job's numbers are the same to the bit in company and alone.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -179,12 +180,21 @@ class Segment:
     gradient: Factors | None = None
 
 
+class StackedAdapters(ABC):
+    """The form for batches without gradients whose rows mix adapters (sampling): may stand
+    wherever `Sequence[Segment]` does."""
+
+    @abstractmethod
+    def add_to(self, y_TN: Tensor, x_TD: Tensor, index: int) -> None:
+        """Adds each row's low-rank product of linear `index` to `y_TN`, in place."""
+
+
 def adapted_linear(
     x_TD: Tensor,
     weight_ND: Tensor,
     bias_N: Tensor | None,
     index: int,
-    segments: Sequence[Segment],
+    segments: Sequence[Segment] | StackedAdapters,
     anchor: Tensor,
 ) -> Tensor:
     """`x W^T + bias` plus each segment's low-rank product; [T, N].
@@ -192,13 +202,22 @@ def adapted_linear(
     `anchor` is any tensor that requires grad: it makes the result require grad when the inputs
     (the embeddings, under the first layer) do not.
     """
-    active = [s for s in segments if s.adapter and s.adapter.compute.by_linear[index]]
+    if isinstance(segments, StackedAdapters):
+        y_TN = F.linear(x_TD, weight_ND, bias_N)
+        segments.add_to(y_TN, x_TD, index)
+        return y_TN
+    active = adapting(segments, index)
     if not active:
         return F.linear(x_TD, weight_ND, bias_N)
     if not torch.is_grad_enabled():
-        return _forward(x_TD, weight_ND, bias_N, index, active)[0]
-    product = cast(Any, _AdaptedLinear).apply
-    return cast(Tensor, product(x_TD, anchor, weight_ND, bias_N, index, tuple(active)))
+        return product(x_TD, weight_ND, bias_N, index, active)[0]
+    apply = cast(Any, _AdaptedLinear).apply
+    return cast(Tensor, apply(x_TD, anchor, weight_ND, bias_N, index, tuple(active)))
+
+
+def adapting(segments: Sequence[Segment], index: int) -> list[Segment]:
+    """The segments whose adapter adapts linear `index`."""
+    return [s for s in segments if s.adapter and s.adapter.compute.by_linear[index]]
 
 
 def _factor(segment: Segment, index: int) -> tuple[Factor, float]:
@@ -216,10 +235,10 @@ def _rows(x_TD: Tensor, segment: Segment) -> Tensor:
     return F.pad(x_SD, (0, 0, 0, missing)) if missing > 0 else x_SD
 
 
-def _forward(
+def product(
     x_TD: Tensor, weight_ND: Tensor, bias_N: Tensor | None, index: int, active: Sequence[Segment]
 ) -> tuple[Tensor, list[Tensor]]:
-    """The product, and each segment's `x A^T` [S, R]."""
+    """The product outside autograd, and each active segment's `x A^T` [S, R]."""
     y_TN = F.linear(x_TD, weight_ND, bias_N)
     lows = []
     for segment in active:
@@ -249,7 +268,7 @@ class _AdaptedLinear(torch.autograd.Function):
         index: int,
         active: tuple[Segment, ...],
     ) -> Tensor:
-        y_TN, lows = _forward(x_TD, weight_ND, bias_N, index, active)
+        y_TN, lows = product(x_TD, weight_ND, bias_N, index, active)
         ctx.save_for_backward(x_TD, weight_ND, *lows)
         ctx.index, ctx.active = index, active
         return y_TN
@@ -258,10 +277,26 @@ class _AdaptedLinear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad_TN,) = grads
         x_TD, weight_ND, *lows = ctx.saved_tensors
-        grad_x_TD = grad_TN @ weight_ND if ctx.needs_input_grad[0] else None
-        for segment, low_SR in zip(ctx.active, lows, strict=True):
-            _segment_backward(segment, ctx.index, x_TD, low_SR, grad_TN, grad_x_TD)
+        wanted = ctx.needs_input_grad[0]
+        grad_x_TD = product_backward(grad_TN, x_TD, weight_ND, ctx.index, ctx.active, lows, wanted)
         return grad_x_TD, None, None, None, None, None
+
+
+def product_backward(
+    grad_TN: Tensor,
+    x_TD: Tensor,
+    weight_ND: Tensor,
+    index: int,
+    active: Sequence[Segment],
+    lows: Sequence[Tensor],
+    grad_x_wanted: bool = True,
+) -> Tensor | None:
+    """Backward of `product`: adds to the active segments' buffers and returns the gradient of
+    `x_TD`, None when it is not wanted."""
+    grad_x_TD = grad_TN @ weight_ND if grad_x_wanted else None
+    for segment, low_SR in zip(active, lows, strict=True):
+        _segment_backward(segment, index, x_TD, low_SR, grad_TN, grad_x_TD)
+    return grad_x_TD
 
 
 def _segment_backward(

@@ -1,0 +1,272 @@
+"""Runs training passes: many models' atoms in one packed forward and backward.
+
+A pass is run as it comes; when memory does not suffice, its halves are run instead, down to
+single atoms. That is safe because an atom's gradients stay in a buffer of its own until the atom
+is known to be good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from openrl.engines.base import (
+    AtomPiece,
+    CreateAdapter,
+    LoadAdapter,
+    OptimPass,
+    OptimPiece,
+    OptimReport,
+    SaveAdapter,
+    TrainPass,
+    TrainReport,
+)
+from openrl.engines.pytorch import checkpoint
+from openrl.engines.pytorch.base_model import BaseModel
+from openrl.engines.pytorch.datums import AtomInputs, atom_inputs, atom_output
+from openrl.engines.pytorch.job import Job
+from openrl.engines.pytorch.logprobs import Task, sweep
+from openrl.engines.pytorch.lora import Factors, Segment, fresh_adapter
+from openrl.engines.pytorch.optim import all_finite
+from openrl.engines.pytorch.packing import lay_out, training_batch
+from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserError
+from openrl.types import Failed, ForwardBackwardOutput, ModelId, OptimStepDone, RequestId
+
+Outcome = ForwardBackwardOutput | Failed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Atom:
+    """One piece of the pass, ready to run. `place` is its place in the pass."""
+
+    place: int
+    piece: AtomPiece
+    job: Job
+    inputs: AtomInputs
+
+    @property
+    def rows(self) -> int:
+        return self.inputs.spans[-1].end
+
+
+class Trainer:
+    """All jobs over one base model. `name` is the base model's public name."""
+
+    def __init__(self, base: BaseModel, name: str) -> None:
+        self._base = base
+        self._name = name
+        self._jobs: dict[ModelId, Job] = {}
+        self._slots = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._jobs)
+
+    def job(self, model_id: ModelId) -> Job:
+        if model_id not in self._jobs:
+            raise NotFound(f"model {model_id} has no weights in this engine")
+        return self._jobs[model_id]
+
+    # --- forward and backward ---------------------------------------------------------------
+
+    def train(self, work: TrainPass) -> TrainReport:
+        run = _TrainRun(self._base)
+        atoms = self._prepare(work.pieces, run)
+        running = {piece.request_id for piece in work.pieces}
+        for job in {id(atom.job): atom.job for atom in atoms}.values():
+            job.discard_all_but(running)
+        # Rows that want no gradient would only make the backward pass longer.
+        for forward_only in (False, True):
+            run.atoms([a for a in atoms if a.piece.forward_only == forward_only])
+        return TrainReport(tuple(run.outcomes[place] for place in range(len(work.pieces))))
+
+    def _prepare(self, pieces: Sequence[AtomPiece], run: _TrainRun) -> list[_Atom]:
+        """In slot order; the atoms of one request stay in theirs."""
+        atoms = []
+        for place, piece in enumerate(pieces):
+            try:
+                job = self.job(piece.model_id)
+                atoms.append(_Atom(place, piece, job, atom_inputs(piece, self._base.device)))
+            except OpenRLError as error:
+                run.outcomes[place] = Failed(error)
+        return sorted(atoms, key=lambda atom: atom.job.slot)
+
+    # --- optimizer --------------------------------------------------------------------------
+
+    def optimize(self, work: OptimPass) -> OptimReport:
+        return OptimReport(tuple(self._step(piece) for piece in work.pieces))
+
+    def _step(self, piece: OptimPiece) -> OptimStepDone | Failed:
+        try:
+            job = self.job(piece.model_id)
+            if job.gradient is None:
+                return OptimStepDone({"skipped_no_gradients": 1.0}, job.version)
+            metrics = job.optimizer.step(job.gradient.flat, piece.adam)
+        except OpenRLError as error:
+            return Failed(error)
+        job.adapter.refresh()
+        job.discard_all_but(set())
+        job.clear_gradient()
+        job.version += 1
+        return OptimStepDone(metrics, job.version)
+
+    # --- adapters ---------------------------------------------------------------------------
+
+    def create(self, order: CreateAdapter) -> None:
+        if order.model_id in self._jobs:
+            raise UserError(f"model {order.model_id} exists already")
+        base = self._base
+        if order.source is None:
+            job = Job(self._slots, fresh_adapter(base.linears, order.lora, base.device, base.dtype))
+        else:
+            adapter = checkpoint.read_adapter(order.source, base.linears, base.device, base.dtype)
+            checkpoint.require_same(adapter.config, order.lora)
+            job = Job(self._slots, adapter)
+            if order.with_optimizer:
+                job = self._with_optimizer(job, order)
+        self._jobs[order.model_id] = job
+        self._slots += 1
+
+    def _with_optimizer(self, job: Job, order: CreateAdapter) -> Job:
+        assert order.source is not None
+        size = job.adapter.layout.size
+        state = checkpoint.read_optimizer(order.source, size, self._base.device)
+        restored = Job(job.slot, job.adapter, state.moments, state.version)
+        if state.gradient is not None:
+            restored.gradient = job.adapter.layout.view(state.gradient)
+        return restored
+
+    def load(self, order: LoadAdapter) -> None:
+        job, base = self.job(order.model_id), self._base
+        adapter = checkpoint.read_adapter(order.source, base.linears, base.device, base.dtype)
+        checkpoint.require_same(adapter.config, job.adapter.config)
+        moments = None
+        if order.with_optimizer:
+            size = job.adapter.layout.size
+            moments = checkpoint.read_optimizer(order.source, size, base.device).moments
+        job.replace(adapter, moments)
+
+    def save(self, order: SaveAdapter) -> None:
+        job = self.job(order.model_id)
+        checkpoint.write_adapter(job.adapter, order.directory, self._name)
+        if order.with_optimizer:
+            checkpoint.write_optimizer(job, order.directory)
+
+    def drop(self, model_id: ModelId) -> None:
+        self._jobs.pop(model_id, None)
+
+
+class _TrainRun:
+    """One pass: `outcomes` by place fills up as atoms are run."""
+
+    def __init__(self, base: BaseModel) -> None:
+        self._base = base
+        self.outcomes: dict[int, Outcome] = {}
+        self._failed: dict[RequestId, OpenRLError] = {}
+
+    def atoms(self, atoms: Sequence[_Atom]) -> None:
+        """Runs atoms of one kind (all forward_only or none), in order."""
+        if not atoms:
+            return
+        try:
+            self._together(atoms)
+            return
+        except (RuntimeError, MemoryError) as error:
+            # Only the words are kept: the error's frames hold the tensors that filled memory.
+            problem = _resource_error(error, atoms)
+        if len(atoms) == 1:
+            self._fail(atoms[0], problem)
+            return
+        half = len(atoms) // 2
+        self.atoms(atoms[:half])
+        self.atoms(atoms[half:])
+
+    def _together(self, atoms: Sequence[_Atom]) -> None:
+        training = not atoms[0].piece.forward_only
+        rows = lay_out([d.tokens for atom in atoms for d in atom.piece.data], self._base.device)
+        segments = _segments(atoms, training)
+        results: list[Outcome] = []
+        with torch.set_grad_enabled(training):
+            hidden_TD = self._base.hidden(training_batch(rows, segments))
+            grad_TD = torch.zeros_like(hidden_TD) if training else None
+            for atom, segment in zip(atoms, segments, strict=True):
+                results.append(self._sweep(atom, segment, hidden_TD.detach(), grad_TD))
+            if grad_TD is not None and hidden_TD.requires_grad:
+                hidden_TD.backward(grad_TD)
+        for atom, segment, result in zip(atoms, segments, results, strict=True):
+            self._finish(atom, segment.gradient, result)
+
+    def _sweep(
+        self, atom: _Atom, segment: Segment, hidden_TD: Tensor, grad_TD: Tensor | None
+    ) -> Outcome:
+        """A failing atom leaves its rows of `grad_TD` zero."""
+        task = Task(
+            hidden_SD=hidden_TD[segment.start : segment.end],
+            targets_SK=atom.inputs.targets_SK,
+            spans=atom.inputs.spans,
+            loss=atom.inputs.spec.name,
+            inputs=atom.inputs.inputs,
+            config=atom.inputs.config,
+            adapter=atom.job.adapter,
+        )
+        done = sweep(self._base, task, segment.gradient)
+        try:
+            output = atom_output(atom.piece, atom.inputs, done)
+        except UserError as error:
+            return Failed(error)
+        if grad_TD is not None and done.grad_hidden_SD is not None:
+            grad_TD[segment.start : segment.end] = done.grad_hidden_SD
+        return output
+
+    def _finish(self, atom: _Atom, gradient: Factors | None, result: Outcome) -> None:
+        """Books one atom. One that follows a failed atom of its request fails with it."""
+        piece, job = atom.piece, atom.job
+        earlier = self._failed.get(piece.request_id)
+        if isinstance(result, Failed) or earlier is not None:
+            error = result.error if isinstance(result, Failed) else earlier
+            assert error is not None
+            self._fail(atom, error)
+        elif gradient is not None and not all_finite(gradient.flat):
+            first, last = piece.start, piece.start + len(piece.data) - 1
+            self._fail(atom, UserError(f"the gradient of datums {first} to {last} is not finite"))
+        else:
+            self.outcomes[atom.place] = result
+            if gradient is not None:
+                job.add_atom(piece.request_id, gradient)
+                if piece.last:
+                    job.commit(piece.request_id)
+
+    def _fail(self, atom: _Atom, error: OpenRLError) -> None:
+        request_id = atom.piece.request_id
+        self._failed.setdefault(request_id, error)
+        atom.job.discard(request_id)
+        self.outcomes[atom.place] = Failed(self._failed[request_id])
+
+
+def _segments(atoms: Sequence[_Atom], training: bool) -> list[Segment]:
+    ends = np.cumsum([atom.rows for atom in atoms]).tolist()
+    return [
+        Segment(
+            end - atom.rows,
+            end,
+            atom.job.adapter,
+            atom.job.empty_buffer() if training else None,
+        )
+        for atom, end in zip(atoms, ends, strict=True)
+    ]
+
+
+def _resource_error(error: Exception, atoms: Sequence[_Atom]) -> OpenRLError:
+    tokens = sum(atom.rows for atom in atoms)
+    longest = max(len(datum.tokens) for atom in atoms for datum in atom.piece.data)
+    words = str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in words.lower():
+        return OutOfMemory(
+            f"{tokens} tokens in one atom, the longest datum {longest}, do not fit in memory: "
+            "send shorter datums"
+        )
+    return ServerError(f"the engine failed on an atom of {tokens} tokens: {words}")
