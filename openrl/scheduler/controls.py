@@ -142,6 +142,15 @@ class Controls:
         if session is None or self._catalogue.find_sampler(session) is not None:
             raise UserError(f"sampling session {session!r} exists already")
 
+    def locate(self, target: SamplerTarget) -> Path | None:
+        """Where a sampler's version can be read from, if anywhere."""
+        if target.path is None:
+            return None
+        checkpoint = self._catalogue.find_checkpoint(target.path)
+        if checkpoint is None or checkpoint.version != target.version:
+            return None
+        return self._store.directory(checkpoint.path, checkpoint.created_at)
+
     # --- after the engine ---
 
     def abandon(self, order: Order) -> None:

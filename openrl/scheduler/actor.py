@@ -1,0 +1,238 @@
+"""The actor: events come in, the pure core decides, one `match` obeys.
+
+All engine work happens on the engine's own thread, so the event loop never blocks. The actor
+keeps the payloads (`backlog`) which the core does not see. When the engine dies or cannot load,
+or the core itself breaks, every request fails with the cause and new ones are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from openrl.actors import EngineThread, Tasks
+from openrl.catalogue import Catalogue
+from openrl.checkpoints import CheckpointStore
+from openrl.config import SchedulerConfig
+from openrl.engines.base import Engine
+from openrl.errors import EngineDied, Gone, OpenRLError, ServerError, Unavailable, UserError
+from openrl.futures import Futures
+from openrl.journal import Journal
+from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.completion import Completion
+from openrl.scheduler.controls import Controls
+from openrl.scheduler.events import (
+    Decision,
+    EngineLost,
+    EngineReady,
+    Event,
+    LaneClosed,
+    Refuse,
+    Resolve,
+    Start,
+    StartControl,
+    StartDecode,
+    StartOptim,
+    StartTrain,
+    Submitted,
+    Tick,
+    WakeAt,
+)
+from openrl.scheduler.loading import Loading, ModelStatus
+from openrl.scheduler.models import Models
+from openrl.scheduler.outcomes import outcome_of
+from openrl.scheduler.pending import Pending
+from openrl.scheduler.runner import Runner
+from openrl.scheduler.state import State
+from openrl.types import (
+    CreateModel,
+    CreateModelFromCheckpoint,
+    Failed,
+    Outcome,
+    RequestId,
+    UnloadModel,
+    Work,
+)
+
+log = logging.getLogger("openrl")
+
+
+class EngineActor:
+    def __init__(
+        self,
+        engine: Engine,
+        config: SchedulerConfig,
+        catalogue: Catalogue,
+        store: CheckpointStore,
+        futures: Futures,
+        journal: Journal,
+        clock: Callable[[], float],
+        now: Callable[[], float],
+    ) -> None:
+        """`clock` is monotonic, `now` gives Unix seconds."""
+        self.models = Models()
+        self.backlog = Backlog()
+        self._engine = engine
+        self._thread = EngineThread()
+        self._tasks = Tasks(self._task_died)
+        self._completion = Completion(futures, journal, self._tasks)
+        self._state = State(config)
+        self._loading = Loading()
+        self._clock = clock
+        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
+        self._wake_at: float | None = None
+        controls = Controls(self.models, catalogue, store, now)
+        self._runner = Runner(engine, self._thread, self.models, self.backlog, controls, clock)
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Returns when the base models are known; their weights load behind the open door.
+        Raises what the engine's `describe` raises: a `UserError` for files that are not there."""
+        self.models.serve(await self._thread.run(self._engine.describe))
+        self._tasks.spawn(self._loop(), "scheduler")
+        self._tasks.spawn(self._load(), "load")
+
+    async def drain(self, seconds: float) -> int:
+        """Waits for what is accepted; then refuses what is left, and returns how much it was."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self.backlog.empty()
+        except TimeoutError:
+            pass
+        left = len(self.backlog)
+        self._fail_all(Unavailable("the server has shut down", retry_after=5.0))
+        await self._completion.idle()
+        return left
+
+    async def close(self) -> None:
+        """Ends the tasks and, after the pass that is running, the engine."""
+        await self._tasks.close()
+        await self._thread.run(self._engine.close)
+        self._thread.close()
+
+    # --- for admission ---
+
+    def post(self, event: Event) -> None:
+        self._inbox.put_nowait(event)
+
+    def submit(self, pending: Pending) -> None:
+        self.backlog.add(pending)
+        self.post(Submitted(pending.item()))
+
+    def settle(self, work: Work, outcome: Outcome) -> None:
+        """Answers a request that never got into the backlog."""
+        self._completion.settle(work, outcome)
+
+    # --- what people ask ---
+
+    @property
+    def failure(self) -> OpenRLError | None:
+        """Why nothing runs here any more."""
+        return self._loading.failure
+
+    @property
+    def ready(self) -> bool:
+        return self._loading.ready and self.failure is None
+
+    def status(self) -> tuple[ModelStatus, ...]:
+        """One for each public base model."""
+        return self._loading.status(self.models.bases)
+
+    def why_waiting(self, request_id: RequestId) -> str:
+        pending = self.backlog.find(request_id)
+        if pending is None:
+            return "it is being written down"
+        if not self._loading.ready:
+            for status in self.status():
+                if self.models.base(status.name).weights == pending.weights:
+                    return f"the base model is loading: {status.stage}, {status.fraction:.0%}"
+        return self._state.why_waiting(request_id, self._clock())
+
+    # --- the loop ---
+
+    async def _loop(self) -> None:
+        while True:
+            event = await self._next_event()
+            for decision in self._state.handle(event, self._clock()):
+                self._obey(decision)
+
+    async def _next_event(self) -> Event:
+        try:
+            async with asyncio.timeout(self._seconds_to_wake()):
+                return await self._inbox.get()
+        except TimeoutError:
+            self._wake_at = None
+            return Tick()
+
+    def _seconds_to_wake(self) -> float | None:
+        return None if self._wake_at is None else max(0.0, self._wake_at - self._clock())
+
+    def _obey(self, decision: Decision) -> None:
+        match decision:
+            case StartTrain() | StartOptim() | StartControl() | StartDecode():
+                self._tasks.spawn(self._run(decision), "pass")
+            case Resolve(request_id):
+                if pending := self.backlog.find(request_id):
+                    self._answer(pending, outcome_of(pending))
+            case Refuse(request_id, error):
+                if pending := self.backlog.find(request_id):
+                    self._answer(pending, Failed(error))
+            case WakeAt(when):
+                self._wake_at = when
+
+    async def _run(self, start: Start) -> None:
+        try:
+            self.post(await self._runner.run(start))
+        except EngineDied as error:
+            self._lose(error)
+
+    def _answer(self, pending: Pending, outcome: Outcome) -> None:
+        self.backlog.remove(pending.work.request_id)
+        self._close_model_after(pending.work, outcome)
+        self._completion.settle(pending.work, outcome)
+
+    def _close_model_after(self, work: Work, outcome: Outcome) -> None:
+        """A model ends when it was unloaded, or never began."""
+        match work.operation, outcome:
+            case ((CreateModel() | CreateModelFromCheckpoint()), Failed(error)):
+                cause: OpenRLError = not_created(work.lane, error)
+            case UnloadModel(), outcome if not isinstance(outcome, Failed):
+                cause = Gone(f"model {work.lane!r} was unloaded")
+            case _:
+                return
+        self.models.close(work.lane, cause)
+        self.post(LaneClosed(work.lane, cause))
+
+    # --- the engine ---
+
+    async def _load(self) -> None:
+        try:
+            load = partial(self._engine.load, self._loading.progressed)
+            capacity = await self._thread.run(load)
+        except Exception as error:
+            log.exception("the engine could not load")
+            cause = f"{type(error).__name__}: {error}"
+            self._lose(ServerError(f"the base models could not be loaded: {cause}"))
+            return
+        self._loading.ready = True
+        self.post(EngineReady(capacity))
+
+    def _lose(self, error: OpenRLError) -> None:
+        self._loading.failure = error
+        self.post(EngineLost(error))
+
+    def _task_died(self, name: str, error: BaseException) -> None:
+        """A defect of ours. The core may be broken too, so nobody asks it."""
+        self._loading.failure = ServerError(f"{name} stopped: {type(error).__name__}: {error}")
+        self._fail_all(self._loading.failure)
+
+    def _fail_all(self, error: OpenRLError) -> None:
+        for pending in self.backlog:
+            self._answer(pending, Failed(error))
+
+
+def not_created(model_id: str, cause: OpenRLError) -> UserError:
+    return UserError(f"model {model_id!r} was not created: {cause.message}")

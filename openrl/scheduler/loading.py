@@ -1,0 +1,45 @@
+"""How far the base models are: what readiness answers and waiting requests are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from openrl.engines.base import BaseModelInfo, LoadProgress, WeightsKey
+from openrl.errors import OpenRLError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """Of one public name; `fraction` is in [0, 1], `error` is set when the state is failed."""
+
+    name: str
+    state: Literal["loading", "ready", "failed"]
+    stage: str
+    fraction: float
+    error: str | None = None
+
+
+class Loading:
+    def __init__(self) -> None:
+        self._progress: dict[WeightsKey, LoadProgress] = {}
+        self.ready = False
+        self.failure: OpenRLError | None = None
+
+    def progressed(self, progress: LoadProgress) -> None:
+        """Called on the engine's thread; a single assignment, so that no lock is needed."""
+        self._progress[progress.weights] = progress
+
+    def status(self, bases: Mapping[str, BaseModelInfo]) -> tuple[ModelStatus, ...]:
+        return tuple(self._status(info) for info in bases.values())
+
+    def _status(self, info: BaseModelInfo) -> ModelStatus:
+        default = LoadProgress(info.weights, "waiting for the engine", 0.0)
+        progress = self._progress.get(info.weights, default)
+        if self.failure is not None:
+            error = self.failure.message
+            return ModelStatus(info.name, "failed", progress.stage, progress.fraction, error)
+        if self.ready:
+            return ModelStatus(info.name, "ready", "ready", 1.0)
+        return ModelStatus(info.name, "loading", progress.stage, progress.fraction)

@@ -1,0 +1,175 @@
+"""Runs one pass on the engine's thread and says how it went.
+
+An engine that raises is taken to have failed every request of that pass, and nobody else's.
+Only `EngineDied` gets through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from openrl.actors import EngineThread
+from openrl.engines.base import (
+    Capacity,
+    ControlPass,
+    ControlReport,
+    DecodePass,
+    DecodeReport,
+    DropVersion,
+    Engine,
+    Executed,
+    OptimReport,
+    Pass,
+    PinVersion,
+    RowId,
+    RowStart,
+    TrainReport,
+)
+from openrl.errors import EngineDied, OpenRLError, OutOfMemory, ServerError
+from openrl.scheduler import dispatch
+from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.controls import Controls, Order
+from openrl.scheduler.events import (
+    Finished,
+    PartEnded,
+    Start,
+    StartControl,
+    StartDecode,
+    StartOptim,
+    StartTrain,
+)
+from openrl.scheduler.models import Models
+from openrl.types import Failed, ModelId, Result
+
+log = logging.getLogger("openrl")
+
+KEPT_VERSIONS = 16
+"""Versions pinned for ephemeral samplers that stay in memory, for each model. Older ones that
+no request uses are dropped, and their samplers answer `Gone`."""
+
+
+class Runner:
+    def __init__(
+        self,
+        engine: Engine,
+        thread: EngineThread,
+        models: Models,
+        backlog: Backlog,
+        controls: Controls,
+        clock: Callable[[], float],
+    ) -> None:
+        self._engine = engine
+        self._thread = thread
+        self._models = models
+        self._backlog = backlog
+        self._controls = controls
+        self._clock = clock
+        self._capacity = Capacity(0, 0, 1, 0, 0, 0, 0)
+        self._running: set[RowId] = set()  # rows in the engine's batch
+        self._orphans: set[RowId] = set()  # rows that a failed pass may have left there
+
+    async def run(self, start: Start) -> Finished:
+        match start:
+            case StartTrain():
+                return await self._train(start)
+            case StartOptim():
+                return await self._optim(start)
+            case StartControl():
+                return await self._control(start)
+            case StartDecode():
+                return await self._decode(start)
+
+    async def _train(self, start: StartTrain) -> Finished:
+        executed = await self._execute(dispatch.train_pass(start, self._backlog))
+        assert isinstance(executed.report, TrainReport)
+        parts = dispatch.train_parts(start, executed.report, self._backlog)
+        return Finished(start.pass_id, executed.seconds, executed.capacity, parts=parts)
+
+    async def _optim(self, start: StartOptim) -> Finished:
+        executed = await self._execute(dispatch.optim_pass(start, self._backlog))
+        assert isinstance(executed.report, OptimReport)
+        parts = dispatch.optim_parts(start, executed.report, self._backlog)
+        return Finished(start.pass_id, executed.seconds, executed.capacity, parts=parts)
+
+    async def _decode(self, start: StartDecode) -> Finished:
+        work = dispatch.decode_pass(start, self._backlog, self._controls.locate, self._orphans)
+        self._orphans = set()
+        self._running |= {*start.resume, *(row for s in work.admit for row in _rows(s))}
+        self._running -= {*start.preempt, *work.drop}
+        executed = await self._execute(work)
+        assert isinstance(executed.report, DecodeReport)
+        rows = dispatch.decode_rows(executed.report, self._backlog)
+        self._running -= {row.row for row in rows if row.ended}
+        return Finished(start.pass_id, executed.seconds, executed.capacity, rows=rows)
+
+    # --- one model's adapter ---
+
+    async def _control(self, start: StartControl) -> Finished:
+        pending = self._backlog.get(start.request)
+        seconds = 0.0
+        try:
+            order = self._controls.prepare(pending.work)
+        except OpenRLError as error:
+            pending.ended = Failed(error)
+        else:
+            executed = await self._execute(ControlPass(start.weights, start.request, order.control))
+            seconds = executed.seconds
+            pending.ended = await self._concluded(order, executed)
+            if isinstance(order.control, PinVersion):
+                await self._drop_surplus(start, order.model.model_id)
+        part = PartEnded(start.request, not isinstance(pending.ended, Failed))
+        return Finished(start.pass_id, seconds, self._capacity, parts=(part,))
+
+    async def _concluded(self, order: Order, executed: Executed) -> Result | Failed:
+        assert isinstance(executed.report, ControlReport)
+        if executed.report.error is None:
+            return await self._controls.conclude(order)
+        self._controls.abandon(order)
+        return Failed(executed.report.error)
+
+    async def _drop_surplus(self, start: StartControl, model_id: ModelId) -> None:
+        """No request comes between the look at what is used and the end of the pin."""
+        used = {p.work.target.version for p in self._backlog if p.work.target is not None}
+        old = self._models.pins_of(model_id)[:-KEPT_VERSIONS]
+        surplus = [version for version in old if version not in used]
+        for version in surplus:
+            self._models.unpin(version)
+        for version in surplus:
+            await self._execute(ControlPass(start.weights, start.request, DropVersion(version)))
+
+    # --- the engine ---
+
+    async def _execute(self, work: Pass) -> Executed:
+        began = self._clock()
+        try:
+            executed = await self._thread.run(partial(self._engine.execute, work))
+        except EngineDied:
+            raise
+        except Exception as error:
+            # Out of memory: running the pass again with fewer atoms belongs here.
+            log.exception("the engine failed in a %s", type(work).__name__)
+            report = dispatch.failed_report(work, _blamed(error), self._running)
+            self._forget(work)
+            return Executed(report, self._clock() - began, self._capacity)
+        self._capacity = executed.capacity
+        return executed
+
+    def _forget(self, work: Pass) -> None:
+        if isinstance(work, DecodePass):
+            self._orphans |= self._running
+
+
+def _rows(start: RowStart) -> Iterable[RowId]:
+    return (RowId(start.request_id, index) for index in start.indexes)
+
+
+def _blamed(error: Exception) -> OpenRLError:
+    match error:
+        case OpenRLError():
+            return error
+        case MemoryError():
+            return OutOfMemory("the engine ran out of memory: send smaller requests")
+        case _:
+            return ServerError(f"the engine failed: {type(error).__name__}: {error}")
