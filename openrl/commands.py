@@ -100,9 +100,10 @@ def version() -> None:
 @configured
 def serve(source: Source) -> None:
     """Serve models over the Tinker protocol."""
-    config = threads.settle(build(source.resolved()), environ)
-    set_up_logging(config.log_level, config.log_format)
+    config = build(source.resolved())
     preflight.check(config)
+    config = threads.settle(config, environ)
+    set_up_logging(config.log_level, config.log_format)
     try:
         # Only now may torch be imported: it reads the thread settings once.
         import_module("openrl.server").run(config)

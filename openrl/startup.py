@@ -1,7 +1,8 @@
 """What a person sees while a server starts: what is served, where, and how far loading is.
 
 On a terminal progress is drawn live; elsewhere each stage and each quarter is one plain line,
-which goes through the log when that is JSON, so that a machine can read all of stderr. to call from the engine's thread.
+which goes through the log when that is JSON, so that a machine can read all of stderr.
+Safe to call from the engine's thread.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class StartupView:
         self._say(f"for the tinker SDK: TINKER_BASE_URL={address} TINKER_API_KEY=tml-local")
 
     def close(self) -> None:
-        self._live.stop()
+        if self._bars:
+            self._live.stop()
 
     def _say_once(self, step: LoadProgress) -> None:
         quarter = int(step.fraction * 4)

@@ -1,0 +1,57 @@
+# make test, make demo, make check: each makes its own environment first. See CONTRIBUTING.md.
+#
+# TORCH is what pip installs as torch. Linux's ordinary wheel carries CUDA (gigabytes); without an
+# NVIDIA GPU the CPU wheel is far smaller:
+#   make test TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# More for pytest, say ARGS="-k wire", or for the demo.
+ARGS ?=
+# One thread each: torch's threads spin, and many tests on a busy machine then slow to a crawl.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: test check demo bench proto clean
+.DELETE_ON_ERROR:
+
+test: $(VENV)/.for-dev
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/.for-dev
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python -m pytest tests/test_architecture.py
+
+demo: $(VENV)/.for-demo
+	$(VENV)/bin/python recipes/demo.py $(ARGS)
+
+# By a protoc of 2024 in an environment of its own: code of a later one refuses older runtimes.
+proto:
+	$(PYTHON) -m venv build/protoc
+	build/protoc/bin/python -m pip install 'grpcio-tools==1.65.5' 'setuptools<81'
+	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. openrl/api/wire.proto
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+
+# --- the environment: torch as chosen, then everything else as pinned -------------------------
+
+$(VENV)/.for-demo: EXTRAS = server,recipes
+$(VENV)/.for-dev: EXTRAS = server,recipes,dev
+$(VENV)/.for-demo $(VENV)/.for-dev: $(VENV)/.torch pyproject.toml constraints.txt
+	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
+	$(VENV)/bin/python -m pip install -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
+	touch $@
+
+# Without its dependencies, since a wheel index of torch's own does not have them as pinned.
+$(VENV)/.torch: $(VENV)/bin/python constraints.txt
+	$(VENV)/bin/python -m pip install --no-deps $(TORCH)
+	touch $@
+
+$(VENV)/bin/python:
+	@test -n '$(PYTHON)' || { echo 'OpenRL needs Python 3.11 or later; say make PYTHON=/path/to/python3'; exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,194 @@
+"""The commands as a newcomer meets them: what they say when something is missing or taken."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from rich.console import Console
+
+from openrl import preflight, telemetry
+from openrl.commands import cli
+from openrl.config import Config, EngineConfig, ModelSource
+from openrl.engines.base import BaseModelInfo, LoadProgress, WeightsKey
+from openrl.startup import StartupView
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def openrl(*arguments: str, env: dict[str, str | None] | None = None) -> Result:
+    return CliRunner().invoke(cli, arguments, env={"OMP_NUM_THREADS": None, **(env or {})})
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    directory = tmp_path / "model"
+    directory.mkdir()
+    (directory / "config.json").write_text("{}")
+    return directory
+
+
+def test_show_says_where_each_setting_comes_from(tmp_path: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("[limits]\ndatums = 7\n")
+    env = {"OPENRL_ENGINE__DTYPE": "float32"}
+    shown = openrl("config", "show", "--config", str(file), "--port", "9", "--model", "a", env=env)
+    assert shown.exit_code == 0
+    assert '[models]  # --model\n"a" = {}\n' in shown.output
+    assert "port = 9  # --port\n" in shown.output
+    assert 'dtype = "float32"  # OPENRL_ENGINE__DTYPE\n' in shown.output
+    assert f"datums = 7  # {file} [limits]\n" in shown.output
+    assert "max_rows = 256  # default\n" in shown.output
+
+
+def test_check_accepts_what_can_be_served(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "not" / "yet" / "there"
+    checked = openrl("config", "check", "--model", f"a={model}", "--data", str(data))
+    assert (checked.exit_code, checked.output) == (0, "the configuration is good\n")
+    assert not data.parent.exists()  # a check touches nothing
+
+
+@pytest.mark.parametrize("command", [("config", "check"), ("serve",)])
+def test_every_problem_is_said_at_once(command: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    refused = openrl(
+        *command,
+        *("--model", f"a={tmp_path / 'nowhere'}"),
+        *("--model", f"b={tmp_path / 'empty'}"),
+        *("--data", str(tmp_path / "file" / "data")),
+    )
+    assert refused.exit_code == 1
+    assert f"model a: no directory {tmp_path / 'nowhere'}" in refused.output
+    assert f"model b: {tmp_path / 'empty'} holds no config.json" in refused.output
+    assert "choose another with --data" in refused.output
+    assert "Traceback" not in refused.output
+
+
+def test_a_bad_flag_is_named() -> None:
+    refused = openrl("config", "check", "--port", "http")
+    assert refused.exit_code == 1
+    assert "--port: server.port = 'http': expected a port" in refused.output
+
+
+def test_a_taken_port_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(OSError, match="in use") as taken:
+            socket.create_server(("127.0.0.1", port))
+    advice = preflight.explain(taken.value, Config(models=(), port=port))
+    assert advice is not None
+    assert f"127.0.0.1:{port} is taken" in advice
+    assert "--port" in advice
+
+
+def test_a_host_that_is_not_ours_says_what_to_do() -> None:
+    with pytest.raises(OSError, match="assign") as away:
+        socket.create_server(("192.0.2.1", 0))  # a documentation address
+    assert "--host" in (preflight.explain(away.value, Config(models=(), host="192.0.2.1")) or "")
+
+
+def test_an_unknown_error_is_not_explained_away() -> None:
+    assert preflight.explain(OSError(5, "Input/output error"), Config(models=())) is None
+
+
+def test_without_the_server_extra_it_says_what_to_install() -> None:
+    """`-S` hides site-packages, as in an environment where only the client was installed."""
+    script = (
+        f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from openrl.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert 'pip install -e ".[server]"' in done.stderr
+    assert "pip install openrl" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# --- start-up -------------------------------------------------------------------------------
+
+INFO = BaseModelInfo("a/b", WeightsKey("w"), 2048, 1000, (0,), "a/b", 64, "LlamaForCausalLM")
+
+
+def start(config: Config, terminal: bool) -> str:
+    stream = io.StringIO()
+    ticks = iter([10.0, 12.5])
+    view = StartupView(
+        config, Console(file=stream, force_terminal=terminal, width=120), lambda: next(ticks)
+    )
+    view.serving([INFO], "http://127.0.0.1:8000", device="cpu", dtype="float32")
+    for percent in range(101):
+        view.progress(LoadProgress(WeightsKey("w"), "reading weights", percent / 100))
+    view.ready("http://127.0.0.1:8000")
+    view.close()
+    return stream.getvalue()
+
+
+CONFIG = Config(models=(ModelSource("a/b"),), data=Path("/data"), engine=EngineConfig(threads=2))
+
+
+def test_plain_lines_where_there_is_no_terminal() -> None:
+    assert start(CONFIG, terminal=False).splitlines() == [
+        "OpenRL listens at http://127.0.0.1:8000, data in /data",
+        "torch engine on cpu in float32, 2 threads, waiting passive",
+        "serves a/b: LlamaForCausalLM, context 2048, vocabulary 1000, LoRA rank up to 64",
+        "reading weights: 0%",
+        "reading weights: 25%",
+        "reading weights: 50%",
+        "reading weights: 75%",
+        "reading weights: 100%",
+        "ready after 2.5 s; Ctrl-C drains and stops",
+        "for the tinker SDK: TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-local",
+    ]
+
+
+def test_a_terminal_sees_a_table_and_a_bar() -> None:
+    drawn = start(CONFIG, terminal=True)
+    assert "LoRA rank up to" in drawn
+    assert "LlamaForCausalLM" in drawn
+    assert "100%" in drawn
+    assert "ready after" in drawn
+
+
+@pytest.fixture
+def restored_logging() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("openrl")
+    before = (root.handlers[:], root.level, ours.level)
+    yield
+    root.handlers[:], root.level = before[0], before[1]
+    ours.setLevel(before[2])
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_json_logs_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.set_up_logging("info", "json")
+    try:
+        raise ValueError("no\ngood")
+    except ValueError:
+        logging.getLogger("openrl.part").exception("it %s", "broke")
+    logging.getLogger("openrl.part").debug("not said")
+    logging.getLogger("elsewhere").info("not said")
+    (line,) = capsys.readouterr().err.splitlines()
+    record = json.loads(line)
+    assert (record["level"], record["logger"], record["message"]) == (
+        "error",
+        "openrl.part",
+        "it broke",
+    )
+    assert "ValueError: no\ngood" in record["exception"]
+
+
+@pytest.mark.usefixtures("restored_logging")
+def test_start_up_keeps_to_json(capsys: pytest.CaptureFixture[str]) -> None:
+    telemetry.set_up_logging("info", "json")
+    config = Config(models=CONFIG.models, log_format="json")
+    assert start(config, terminal=True) == ""
+    said = [json.loads(line)["message"] for line in capsys.readouterr().err.splitlines()]
+    assert "reading weights: 50%" in said
