@@ -21,7 +21,7 @@ from openrl.engines.base import BaseModelInfo, WeightsKey
 from openrl.errors import UserError
 
 _CONFIGURATION = ("config.json", "generation_config.json")
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", *_CONFIGURATION)
+_WEIGHTS = ("*.safetensors", "*.json", "*.model", "*.txt", "*.jinja")  # with its tokenizer
 _UNKNOWN_LENGTH = 2048
 
 

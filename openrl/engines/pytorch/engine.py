@@ -1,0 +1,219 @@
+"""The torch engine: one trainer and one sampler for each set of base weights.
+
+Driven by one thread. Public names that share a directory share weights.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+import torch
+import transformers
+
+from openrl.config import EngineConfig, ModelSource
+from openrl.engines.base import (
+    BaseModelInfo,
+    Capacity,
+    Control,
+    ControlPass,
+    ControlReport,
+    CreateAdapter,
+    DecodePass,
+    DropAdapter,
+    DropVersion,
+    Executed,
+    LoadAdapter,
+    LoadProgress,
+    OptimPass,
+    Pass,
+    PinVersion,
+    Report,
+    SaveAdapter,
+    TrainPass,
+    WeightsKey,
+)
+from openrl.engines.pytorch.base_model import BaseModel
+from openrl.engines.pytorch.checkpoint import read_adapter
+from openrl.engines.pytorch.kvcache import BLOCK_TOKENS
+from openrl.engines.pytorch.loading import load_base_model
+from openrl.engines.pytorch.model_files import read_info, weights_directory
+from openrl.engines.pytorch.sampler import Sampler
+from openrl.engines.pytorch.stops import LazyDetokenizer
+from openrl.engines.pytorch.trainer import Trainer
+from openrl.errors import OpenRLError, ServerError, UserError
+
+log = logging.getLogger("openrl")
+
+_SLOTS = 4096
+"""Adapters live in memory, so this is no limit that a user can hit before memory ends."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Served:
+    base: BaseModel
+    trainer: Trainer
+    sampler: Sampler
+
+
+class TorchEngine:
+    """`openrl.engines.base.Engine` on CPU, CUDA or MPS. `sources` are the models it serves."""
+
+    def __init__(self, config: EngineConfig, sources: Sequence[ModelSource]) -> None:
+        self._config = config
+        self._sources = tuple(sources)
+        self.device = choose_device(config.device)
+        self.dtype = choose_dtype(config.dtype, self.device)
+        self._served: dict[WeightsKey, _Served] = {}
+
+    def describe(self) -> Sequence[BaseModelInfo]:
+        return [read_info(source, self._config.max_lora_rank) for source in self._sources]
+
+    def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
+        """Raises `UserError` for a model that cannot be served."""
+        self._settle_torch()
+        infos = self.describe()
+        count = len({info.weights for info in infos})
+        for source, info in zip(self._sources, infos, strict=True):
+            if info.weights not in self._served:
+                progress(LoadProgress(info.weights, f"loading {info.name}", 0.0))
+                self._served[info.weights] = self._serve(source, info, count)
+                progress(LoadProgress(info.weights, f"{info.name} is loaded", 1.0))
+        return self._capacity()
+
+    def execute(self, work: Pass) -> Executed:
+        started = time.perf_counter()
+        report = self._report(work)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return Executed(report, time.perf_counter() - started, self._capacity())
+
+    def close(self) -> None:
+        self._served.clear()
+
+    # --- loading ----------------------------------------------------------------------------
+
+    def _settle_torch(self) -> None:
+        if self._config.threads is not None:
+            torch.set_num_threads(self._config.threads)
+        transformers.utils.logging.disable_progress_bar()
+        log.info(
+            "torch %s on %s, %s, %d threads",
+            torch.__version__,
+            self.device,
+            self.dtype,
+            torch.get_num_threads(),
+        )
+
+    def _serve(self, source: ModelSource, info: BaseModelInfo, sharing: int) -> _Served:
+        directory = weights_directory(source)
+        base = load_base_model(directory, self.device, self.dtype)
+        sampler = Sampler(
+            base,
+            kv_cache_bytes=self._config.kv_cache_bytes // sharing,
+            eos_token_ids=info.eos_token_ids,
+            detokenizer=LazyDetokenizer(str(directory)),
+            read_adapter=partial(
+                read_adapter, linears=base.linears, device=base.device, dtype=base.dtype
+            ),
+            raw_logprobs=self._config.sampled_logprobs == "raw",
+        )
+        return _Served(base, Trainer(base, info.name), sampler)
+
+    # --- passes -----------------------------------------------------------------------------
+
+    def _report(self, work: Pass) -> Report:
+        served = self._served.get(work.weights)
+        if served is None:
+            raise ServerError(f"weights {work.weights} are not loaded")
+        match work:
+            case TrainPass():
+                return served.trainer.train(work)
+            case OptimPass():
+                return served.trainer.optimize(work)
+            case DecodePass():
+                return served.sampler.run(work)
+            case ControlPass():
+                return self._control(served, work.control)
+            case _:
+                assert_never(work)
+
+    def _control(self, served: _Served, control: Control) -> ControlReport:
+        try:
+            self._obey(served, control)
+        except OpenRLError as error:
+            return ControlReport(error)
+        except OSError as error:
+            return ControlReport(ServerError(f"the checkpoint cannot be written or read: {error}"))
+        return ControlReport()
+
+    def _obey(self, served: _Served, control: Control) -> None:
+        trainer, sampler = served.trainer, served.sampler
+        match control:
+            case CreateAdapter():
+                trainer.create(control)
+            case DropAdapter(model_id):
+                trainer.drop(model_id)
+            case SaveAdapter():
+                trainer.save(control)
+            case LoadAdapter():
+                trainer.load(control)
+            case PinVersion(model_id, version_id):
+                sampler.pin(version_id, trainer.job(model_id).adapter)
+            case DropVersion(version_id):
+                sampler.drop_version(version_id)
+            case _:
+                assert_never(control)
+
+    # --- capacity ---------------------------------------------------------------------------
+
+    def _capacity(self) -> Capacity:
+        samplers = [served.sampler for served in self._served.values()]
+        return Capacity(
+            kv_blocks_total=sum(sampler.kv_blocks_total for sampler in samplers),
+            kv_blocks_free=sum(sampler.kv_blocks_free for sampler in samplers),
+            block_tokens=BLOCK_TOKENS,
+            max_rows=self._config.max_rows,
+            slots_total=_SLOTS,
+            slots_used=sum(served.trainer.count for served in self._served.values()),
+            headroom_bytes=_free_bytes(self.device),
+        )
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Raises `UserError` for a device that this machine does not have."""
+    if wanted == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", 0)
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"device {wanted!r} cannot be used here: {error}") from error
+    return device
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """bfloat16 products are several times slower than fp32 on CPUs without AMX."""
+    if wanted == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }[wanted]
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    names = getattr(os, "sysconf_names", {})
+    if "SC_AVPHYS_PAGES" not in names:  # macOS
+        return 0
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
