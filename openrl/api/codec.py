@@ -31,6 +31,8 @@ from openrl.errors import PayloadTooLarge, UserError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_TEXT = 4000
+
 
 class Encoding(Enum):
     JSON = "application/json"
@@ -117,9 +119,10 @@ def parse(body: bytes, encoding: Encoding, kind: type[T]) -> T:
     if encoding is Encoding.PROTOBUF:
         raise UserError("this route takes JSON or msgpack, not protobuf")
     try:
-        return _decoder(encoding, kind).decode(body)
+        value: T = _decoder(encoding, kind).decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"malformed {encoding.name.lower()} body: {error}") from error
+    return value
 
 
 @cache
@@ -139,6 +142,11 @@ def encode(value: object, encoding: Encoding) -> bytes:
 def answer(request: web.Request, value: object, status: int = 200) -> web.Response:
     encoding = answer_encoding(request)
     return raw_answer(encode(value, encoding), encoding, status)
+
+
+def shortened(text: str) -> str:
+    """Error texts repeat what the caller sent, which may be megabytes."""
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
 
 
 def raw_answer(body: bytes, encoding: Encoding, status: int = 200) -> web.Response:

@@ -1,0 +1,71 @@
+"""What surrounds every handler: whose request it is, and what an error looks like."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from math import ceil
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from openrl.api import auth, codec
+from openrl.errors import OpenRLError, Overloaded, Unavailable
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/api/v1/healthz", "/api/v1/readyz"})
+
+log = logging.getLogger("openrl.api")
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Every refusal is `{"detail": text}`; a traceback goes to the log and never to a client."""
+    try:
+        return await handler(request)
+    except OpenRLError as error:
+        return _refusal(request, error)
+    except web.HTTPException as error:
+        if error.status < web.HTTPBadRequest.status_code:
+            raise
+        return codec.answer(request, {"detail": _http_text(request, error)}, error.status)
+    except ConnectionError:
+        raise  # the client is gone: there is nobody to answer
+    except Exception:  # noqa: BLE001 - the boundary of a request: the server goes on
+        return _unexpected(request)
+
+
+def _refusal(request: web.Request, error: OpenRLError) -> web.Response:
+    response = codec.answer(request, {"detail": codec.shortened(error.message)}, error.status)
+    if isinstance(error, Overloaded | Unavailable):
+        response.headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
+    return response
+
+
+def _unexpected(request: web.Request) -> web.Response:
+    request_id = secrets.token_hex(8)
+    log.exception("%s %s failed (%s)", request.method, request.path, request_id)
+    text = f"internal error; the server's log has it under {request_id}"
+    return codec.answer(request, {"detail": text}, web.HTTPInternalServerError.status_code)
+
+
+def _http_text(request: web.Request, error: web.HTTPException) -> str:
+    match error.status:
+        case 404:
+            return f"no route {request.method} {request.path}"
+        case 413:
+            return "the body is larger than this server accepts"
+        case _:
+            return error.reason
+
+
+def authentication(authenticator: auth.Authenticator) -> Middleware:
+    @web.middleware
+    async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.path not in OPEN_ROUTES:
+            request[auth.OWNER] = authenticator.owner(auth.key_of(request))
+        return await handler(request)
+
+    return authenticate

@@ -1,0 +1,31 @@
+"""`limit` and `offset` of the lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from openrl.errors import UserError
+
+DEFAULT_LIMIT = 100
+MAX_LIMIT = 1000
+
+
+def window(request: web.Request) -> tuple[int, int]:
+    """Raises `UserError` for what is no number; a larger limit is cut to 1000."""
+    limit = _number(request, "limit", DEFAULT_LIMIT)
+    return min(limit, MAX_LIMIT), _number(request, "offset", 0)
+
+
+def cursor(limit: int, offset: int, total: int) -> dict[str, Any]:
+    return {"offset": offset, "limit": limit, "total_count": total}
+
+
+def _number(request: web.Request, name: str, default: int) -> int:
+    text = request.query.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UserError(f"{name} must be a whole number, not {text[:20]!r}")
+    return int(text)
