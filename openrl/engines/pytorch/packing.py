@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openrl.engines.pytorch.attention import Attend, BucketedAttention, Span
-from openrl.engines.pytorch.lora import MIN_ROWS, Segment
+from openrl.engines.pytorch.lora import MIN_ROWS, Segment, StackedAdapters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class Batch:
 
     token_ids_T: Tensor
     position_ids_T: Tensor
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...] | StackedAdapters
     attend: Attend
 
 
