@@ -33,6 +33,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_TEXT = 4000
 
+_ZSTD_BITE = 2048
+"""zstandard cannot be told how much to unpack at most; this much packed holds under 64 MiB."""
+
 
 class Encoding(Enum):
     JSON = "application/json"
@@ -91,11 +94,18 @@ def decompress(body: bytes, coding: str, limit: int) -> bytes:
 
 
 def _unzstd(body: bytes, limit: int) -> bytes:
+    unpacker = zstandard.ZstdDecompressor().decompressobj()
+    plain = bytearray()
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True) as reader:
-            return reader.read(limit + 1)
+        for start in range(0, len(body), _ZSTD_BITE):
+            plain += unpacker.decompress(body[start : start + _ZSTD_BITE])
+            if unpacker.eof or len(plain) > limit:
+                break
     except zstandard.ZstdError as error:
         raise UserError(f"the body is not zstd: {error}") from error
+    if len(plain) <= limit and not unpacker.eof:
+        raise UserError("the compressed body is cut short")
+    return bytes(plain)
 
 
 def _inflate(body: bytes, limit: int) -> bytes:
