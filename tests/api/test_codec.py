@@ -1,3 +1,4 @@
+import contextlib
 import gzip
 import zlib
 
@@ -100,10 +101,8 @@ def test_no_bytes_break_the_msgpack_reader(body: bytes, kind: type[msgspec.Struc
 
 
 def _value_or_refusal(body: bytes, encoding: Encoding, kind: type[msgspec.Struct]) -> None:
-    try:
+    with contextlib.suppress(UserError):
         assert isinstance(codec.parse(body, encoding, kind), kind)
-    except UserError:
-        pass
 
 
 def test_deep_nesting_is_refused() -> None:

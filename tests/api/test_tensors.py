@@ -100,5 +100,5 @@ def test_an_unaligned_view_is_copied() -> None:
 
 @pytest.mark.parametrize("data", [[-1], [2**31], [0.5], b"123"])
 def test_tokens_that_are_none(data) -> None:
-    with pytest.raises(ValueError, match="token ids|integers|whole number"):
+    with pytest.raises(ValueError, match=r"token ids|integers|whole number"):
         tokens(data)
