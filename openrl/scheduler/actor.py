@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from openrl.actors import EngineThread, Tasks
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import SchedulerConfig
-from openrl.engines.base import Engine
+from openrl.engines.base import Engine, LoadProgress
 from openrl.errors import EngineDied, Gone, OpenRLError, ServerError, Unavailable, UserError
 from openrl.futures import Futures
 from openrl.journal import Journal
@@ -50,8 +51,10 @@ from openrl.types import (
     CreateModel,
     CreateModelFromCheckpoint,
     Failed,
+    ModelUnloaded,
     Outcome,
     RequestId,
+    Sample,
     UnloadModel,
     Work,
 )
@@ -70,8 +73,10 @@ class EngineActor:
         journal: Journal,
         clock: Callable[[], float],
         now: Callable[[], float],
+        on_progress: Callable[[LoadProgress], None] = lambda _: None,
     ) -> None:
-        """`clock` is monotonic, `now` gives Unix seconds."""
+        """`clock` is monotonic, `now` gives Unix seconds; `on_progress` is called on the engine's
+        thread while weights load."""
         self.models = Models()
         self.backlog = Backlog()
         self._engine = engine
@@ -79,10 +84,11 @@ class EngineActor:
         self._tasks = Tasks(self._task_died)
         self._completion = Completion(futures, journal, self._tasks)
         self._state = State(config)
-        self._loading = Loading()
+        self._loading = Loading(on_progress)
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._wake_at: float | None = None
+        self._load_ended = asyncio.Event()
         controls = Controls(self.models, catalogue, store, now)
         self._runner = Runner(engine, self._thread, self.models, self.backlog, controls, clock)
 
@@ -95,15 +101,20 @@ class EngineActor:
         self._tasks.spawn(self._loop(), "scheduler")
         self._tasks.spawn(self._load(), "load")
 
+    async def loaded(self) -> None:
+        """Returns when the base models are there. Raises what kept them from being."""
+        await self._load_ended.wait()
+        if self._loading.failure is not None:
+            raise self._loading.failure
+
     async def drain(self, seconds: float) -> int:
         """Waits for what is accepted; then refuses what is left, and returns how much it was."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.backlog.empty()
-        except TimeoutError:
-            pass
         left = len(self.backlog)
-        self._fail_all(Unavailable("the server has shut down", retry_after=5.0))
+        if left:
+            self._lose(Unavailable("the server has shut down", retry_after=5.0))
         await self._completion.idle()
         return left
 
@@ -155,7 +166,11 @@ class EngineActor:
 
     async def _loop(self) -> None:
         while True:
-            event = await self._next_event()
+            self._handle(await self._next_event())
+
+    def _handle(self, event: Event) -> None:
+        """Nothing happens any more once the engine is lost."""
+        if self.failure is None:
             for decision in self._state.handle(event, self._clock()):
                 self._obey(decision)
 
@@ -185,9 +200,14 @@ class EngineActor:
 
     async def _run(self, start: Start) -> None:
         try:
-            self.post(await self._runner.run(start))
+            finished = await self._runner.run(start)
         except EngineDied as error:
             self._lose(error)
+            return
+        if isinstance(start, StartControl) and (pending := self.backlog.find(start.request)):
+            # Before `Finished`, lest the next operation of a model that failed begins.
+            self._close_model_after(pending.work, outcome_of(pending))
+        self.post(finished)
 
     def _answer(self, pending: Pending, outcome: Outcome) -> None:
         self.backlog.remove(pending.work.request_id)
@@ -196,10 +216,12 @@ class EngineActor:
 
     def _close_model_after(self, work: Work, outcome: Outcome) -> None:
         """A model ends when it was unloaded, or never began."""
+        if isinstance(work.operation, Sample) or self.models.closed(work.lane):
+            return
         match work.operation, outcome:
             case ((CreateModel() | CreateModelFromCheckpoint()), Failed(error)):
                 cause: OpenRLError = not_created(work.lane, error)
-            case UnloadModel(), outcome if not isinstance(outcome, Failed):
+            case UnloadModel(), ModelUnloaded():
                 cause = Gone(f"model {work.lane!r} was unloaded")
             case _:
                 return
@@ -213,6 +235,7 @@ class EngineActor:
             load = partial(self._engine.load, self._loading.progressed)
             capacity = await self._thread.run(load)
         except Exception as error:
+            # Whatever stops the load is told to everyone who waits for it.
             log.exception("the engine could not load")
             cause = f"{type(error).__name__}: {error}"
             self._lose(ServerError(f"the base models could not be loaded: {cause}"))
@@ -221,15 +244,16 @@ class EngineActor:
         self.post(EngineReady(capacity))
 
     def _lose(self, error: OpenRLError) -> None:
-        self._loading.failure = error
-        self.post(EngineLost(error))
+        """The core refuses what has started; what waits would wait for ever."""
+        self._handle(EngineLost(error))
+        self._stop(error)
 
     def _task_died(self, name: str, error: BaseException) -> None:
         """A defect of ours. The core may be broken too, so nobody asks it."""
-        self._loading.failure = ServerError(f"{name} stopped: {type(error).__name__}: {error}")
-        self._fail_all(self._loading.failure)
+        self._stop(ServerError(f"{name} stopped: {type(error).__name__}: {error}"))
 
-    def _fail_all(self, error: OpenRLError) -> None:
+    def _stop(self, error: OpenRLError) -> None:
+        self._loading.failure = error
         for pending in self.backlog:
             self._answer(pending, Failed(error))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +22,8 @@ class ModelStatus:
 
 
 class Loading:
-    def __init__(self) -> None:
+    def __init__(self, on_progress: Callable[[LoadProgress], None] = lambda _: None) -> None:
+        self._on_progress = on_progress
         self._progress: dict[WeightsKey, LoadProgress] = {}
         self.ready = False
         self.failure: OpenRLError | None = None
@@ -30,6 +31,7 @@ class Loading:
     def progressed(self, progress: LoadProgress) -> None:
         """Called on the engine's thread; a single assignment, so that no lock is needed."""
         self._progress[progress.weights] = progress
+        self._on_progress(progress)
 
     def status(self, bases: Mapping[str, BaseModelInfo]) -> tuple[ModelStatus, ...]:
         return tuple(self._status(info) for info in bases.values())

@@ -1,0 +1,36 @@
+"""What a node tidies up now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from openrl.catalogue import Catalogue
+from openrl.checkpoints import CheckpointStore
+from openrl.futures import Futures
+
+log = logging.getLogger("openrl")
+
+_EVERY_SECONDS = 10.0
+
+
+async def housekeeping(
+    catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, now: Callable[[], float]
+) -> None:
+    """Runs until cancelled; `now` gives Unix seconds."""
+    while True:
+        await asyncio.sleep(_EVERY_SECONDS)
+        futures.sweep()
+        catalogue.write_touched()
+        delete_expired(catalogue, checkpoints, now())
+
+
+def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: float) -> int:
+    """Deletes the checkpoints whose time to live has passed; returns how many those were."""
+    expired = catalogue.expired(now)
+    for checkpoint in expired:
+        catalogue.delete_checkpoint(checkpoint.path, checkpoint.owner)
+        checkpoints.delete(checkpoint.path, checkpoint.created_at)
+        log.info("checkpoint %s has expired and is deleted", checkpoint.path)
+    return len(expired)

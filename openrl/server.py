@@ -1,0 +1,188 @@
+"""The composition root: one node, from its configuration to its last answer.
+
+The door opens as soon as the models' configuration files are read; weights load behind it.
+On SIGTERM or SIGINT new work is refused, accepted work is finished within `drain_seconds`, and
+polls are answered until the end. A second signal ends the process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from aiohttp import web
+
+from openrl.actors import Tasks
+from openrl.api.app import Services, build_app, build_runner
+from openrl.api.auth import AnyKey
+from openrl.catalogue import Catalogue
+from openrl.checkpoints import CheckpointStore
+from openrl.config import Config
+from openrl.data_directory import claim
+from openrl.engines.base import BaseModelInfo, Engine, LoadProgress
+from openrl.engines.fake import FakeEngine
+from openrl.engines.pytorch.deferred import DeferredTorchEngine
+from openrl.futures import Futures
+from openrl.housekeeping import housekeeping
+from openrl.journal import NullJournal
+from openrl.scheduler.actor import EngineActor
+from openrl.scheduler.admission import Admission
+from openrl.startup import StartupView
+
+log = logging.getLogger("openrl")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is answering at `address`."""
+
+    address: str
+    services: Services
+    actor: EngineActor
+
+    @property
+    def bases(self) -> tuple[BaseModelInfo, ...]:
+        return tuple(self.actor.models.bases.values())
+
+
+@asynccontextmanager
+async def node(
+    config: Config, on_progress: Callable[[LoadProgress], None] = lambda _: None
+) -> AsyncIterator[Node]:
+    """Opens the door and, on the way out, drains. Raises `UserError` for a model that is not
+    there or a data directory that another node holds, `OSError` for a port that is taken."""
+    with claim(config.data):
+        catalogue = Catalogue(config.data / "catalogue.sqlite")
+        try:
+            async with _running(config, catalogue, on_progress) as running:
+                yield running
+        finally:
+            catalogue.close()
+
+
+@asynccontextmanager
+async def _running(
+    config: Config, catalogue: Catalogue, on_progress: Callable[[LoadProgress], None]
+) -> AsyncIterator[Node]:
+    store = CheckpointStore(config.data / "checkpoints")
+    futures = Futures(time.monotonic, config.retention_seconds)
+    journal = NullJournal()
+    engine = _engine(config)
+    actor = EngineActor(
+        engine,
+        config.scheduler,
+        catalogue,
+        store,
+        futures,
+        journal,
+        clock=time.monotonic,
+        now=time.time,
+        on_progress=on_progress,
+    )
+    admission = Admission(
+        actor, catalogue, futures, journal, config.scheduler, config.limits, now=time.time
+    )
+    services = Services(
+        config=config,
+        catalogue=catalogue,
+        checkpoints=store,
+        futures=futures,
+        admission=admission,
+        models=actor.models,
+        status=actor.status,
+        clock=time.time,
+        authenticator=AnyKey(),
+    )
+    tasks = Tasks(lambda name, error: None)
+    try:
+        await actor.start()
+        tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
+        async with _door(services) as address:
+            try:
+                yield Node(address, services, actor)
+            finally:
+                if left := await admission.drain(config.drain_seconds):
+                    log.warning("%d requests were not finished in time and have failed", left)
+    finally:
+        await tasks.close()
+        await actor.close()
+
+
+def _engine(config: Config) -> Engine:
+    if config.engine.kind == "fake":
+        return FakeEngine([model.name for model in config.models])
+    return DeferredTorchEngine(config.engine, config.models)
+
+
+@asynccontextmanager
+async def _door(services: Services) -> AsyncIterator[str]:
+    runner = build_runner(build_app(services))
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, services.config.host, services.config.port, backlog=4096)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+async def serve(config: Config) -> None:
+    """Serves until a signal comes. Raises what kept it from serving."""
+    view = StartupView(config)
+    stop = asyncio.Event()
+    _listen_for_signals(stop)
+    async with node(config, view.progress) as running:
+        view.serving(running.bases, running.address)
+        try:
+            await _first(running.actor.loaded(), stop.wait())
+            if not stop.is_set():
+                view.ready(running.address)
+                await stop.wait()
+        finally:
+            view.close()
+        log.info("draining: new work is refused, accepted work is finished")
+
+
+async def _first(*waits: Coroutine[Any, Any, object]) -> None:
+    """Returns when one of them has; the others are cancelled. Raises what that one raised."""
+    tasks = [asyncio.get_running_loop().create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _listen_for_signals(stop: asyncio.Event) -> None:
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(130)  # A second signal: no more waiting, not even for the engine's thread.
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+def run(config: Config) -> None:
+    """Blocks until the server has stopped."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(serve(config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = import_module("uvloop").new_event_loop
+    return factory
