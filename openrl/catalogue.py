@@ -151,6 +151,10 @@ class Catalogue:
         run = self._owned(Run, model_id, owner)
         return replace(run, last_request_at=self._touched.get(run.model_id, run.last_request_at))
 
+    def find_run(self, model_id: str) -> Run | None:
+        """For ourselves: whoever its owner is."""
+        return self._find(Run, model_id)
+
     def runs(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Run]:
         self.write_touched()
         return self._page(Run, "owner", owner, limit, offset)

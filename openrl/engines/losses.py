@@ -9,6 +9,9 @@ target, q for the input `logprobs`, A for `advantages`, r = exp(lp - q):
     ppo                   - sum min(r * A, clamp(r, low, high) * A)
     cispo                 - sum stop_gradient(clamp(r, low, high)) * lp * A
     dro                   - sum (lp * A - beta / 2 * (lp - q)^2)
+    gspo                  - sum min(s * A, clamp(s, low, high) * A), where s is one ratio for the
+                            whole datum: exp(mean of lp - q where sequence_ratio_mask is not 0),
+                            held constant but for the token's own lp
 
 Clip thresholds are bounds of the ratio itself, not distances from 1. Given as inputs [N], they
 hold token by token and win over the configuration's.
@@ -72,6 +75,12 @@ _ALL = (
     # One-sided by default: a ratio is never raised.
     LossSpec("cispo", _CLIPPED, _clip(0.0, 4.0)),
     LossSpec("dro", _POLICY, {"beta": 0.05}),
+    # Sequence ratios hardly move: the thresholds of the paper (arXiv 2507.18071).
+    LossSpec(
+        "gspo",
+        (*_CLIPPED, InputSpec("sequence_ratio_mask", "float32")),
+        _clip(0.9997, 1.0004),
+    ),
 )
 
 LOSSES: Mapping[str, LossSpec] = {spec.name: spec for spec in _ALL}

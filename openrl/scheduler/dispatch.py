@@ -92,7 +92,7 @@ def decode_pass(
 ) -> DecodePass:
     """`orphans` are rows that a failed pass may have left in the engine."""
     admit = tuple(_row_start(backlog.get(r), indexes, locate) for r, indexes in start.admit)
-    drop = (*start.drop, *orphans)
+    drop = tuple(dict.fromkeys((*start.drop, *orphans)))
     return DecodePass(start.weights, admit, start.resume, start.preempt, drop, start.steps)
 
 

@@ -52,6 +52,9 @@ class Models:
     def find(self, model_id: str) -> Model | None:
         return self._models.get(model_id)
 
+    def closed(self, model_id: str) -> bool:
+        return self._models[model_id].closed is not None
+
     def close(self, model_id: str, error: OpenRLError) -> None:
         self._models[model_id].closed = error
 

@@ -1,0 +1,289 @@
+"""The way in: every request is checked, given its seeds, journalled and queued, once.
+
+A repeat of a request id gets the first one's answer. Training work with bad content is accepted
+and fails through its future, since clients cannot go on after a refused POST; bad samples are
+refused at once. Work that arrives while weights load waits; while draining nothing comes in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from openrl.catalogue import Catalogue, Run
+from openrl.config import Limits, SchedulerConfig
+from openrl.engines.base import BaseModelInfo
+from openrl.engines.validation import check_sample, check_training, max_new_tokens
+from openrl.errors import Gone, NotFound, OpenRLError, Overloaded, Unavailable, UserError
+from openrl.futures import Futures
+from openrl.journal import Journal
+from openrl.scheduler.actor import EngineActor, not_created
+from openrl.scheduler.events import Cancelled, LaneOpened, SeqConsumed
+from openrl.scheduler.models import Model
+from openrl.scheduler.packing import cut_atoms
+from openrl.scheduler.pending import Pending, payload_bytes
+from openrl.types import (
+    CreateModel,
+    CreateModelFromCheckpoint,
+    Failed,
+    ForwardBackward,
+    LoraConfig,
+    ModelId,
+    OwnerId,
+    RequestId,
+    Sample,
+    SamplerTarget,
+    Work,
+)
+
+Creation: TypeAlias = CreateModel | CreateModelFromCheckpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Awaited as often as one likes: returns when all that is in the journal now is durable."""
+
+    journal: Journal
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.journal.flushed().__await__()
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The POST is answered after `await committed`; a duplicate awaits the same."""
+
+    request_id: RequestId
+    committed: Flushed
+
+
+class Admission:
+    def __init__(
+        self,
+        actor: EngineActor,
+        catalogue: Catalogue,
+        futures: Futures,
+        journal: Journal,
+        config: SchedulerConfig,
+        limits: Limits,
+        now: Callable[[], float],
+        draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+        hold_seconds: float = 50.0,
+    ) -> None:
+        """`now` gives Unix seconds; `hold_seconds` is how long training work over its owner's
+        bound is held, less than the client's timeout for a POST."""
+        self._actor = actor
+        self._catalogue = catalogue
+        self._futures = futures
+        self._journal = journal
+        self._config = config
+        self._limits = limits
+        self._now = now
+        self._draw_seed = draw_seed
+        self._hold_seconds = hold_seconds
+        self._draining = False
+
+    # --- what the door calls ---
+
+    async def admit(self, work: Work) -> RequestId:
+        """Accepts the work and returns when it is durable. Training work over its owner's bound
+        of bytes is held meanwhile. Raises what `submit` raises."""
+        if not self._futures.known(work.request_id) and not isinstance(work.operation, Sample):
+            await self._hold(work)
+        accepted = self.submit(work)
+        await accepted.committed
+        return accepted.request_id
+
+    def submit(self, work: Work) -> Accepted:
+        """Raises `NotFound` for a model that never was or is another's, `UserError` or `Gone`
+        for a sample that cannot run, `Overloaded` and `Unavailable` when it could later."""
+        if self._futures.known(work.request_id):
+            self._futures.find(work.request_id, work.owner)
+        elif isinstance(work.operation, Sample):
+            self._check_open()
+            self._submit_sample(work, work.operation)
+        else:
+            self._check_open()
+            self._submit_training(work)
+        return Accepted(work.request_id, Flushed(self._journal))
+
+    def cancel(self, request_id: RequestId, owner: OwnerId) -> None:
+        """Does nothing to what has been answered. Raises `NotFound` as `futures.find` does."""
+        self._futures.find(request_id, owner)
+        if self._actor.backlog.find(request_id) is not None:
+            self._actor.post(Cancelled(request_id))
+
+    def why_waiting(self, request_id: RequestId) -> str:
+        """For people, on a poll that found no answer yet."""
+        return self._actor.why_waiting(request_id)
+
+    async def drain(self, seconds: float) -> int:
+        """Refuses new work, waits for the old, fails the rest; returns how much that was."""
+        self._draining = True
+        return await self._actor.drain(seconds)
+
+    # --- samples ---
+
+    def _submit_sample(self, work: Work, sample: Sample) -> None:
+        if work.target is None:
+            raise AssertionError("a sample has a target")
+        info = self._actor.models.base(work.target.base_model)
+        check_sample(sample, info, self._limits)
+        self._check_there(work.target)
+        self._check_room_for_samples(work.owner)
+        work = replace(work, operation=self._seeded(sample))
+        self._accept(
+            Pending(
+                work,
+                info.weights,
+                max_new_tokens=max_new_tokens(sample, info),
+                payload_bytes=payload_bytes(sample),
+            )
+        )
+
+    def _check_there(self, target: SamplerTarget) -> None:
+        """The weights that the sampling session pins can still be had."""
+        if target.version is None:
+            return
+        if target.path is None:
+            if not self._actor.models.pinned(target.version):
+                raise Gone(
+                    "this sampler's weights were kept in memory only, and have made room for "
+                    "newer ones or went with an earlier process: save weights for a sampler again"
+                )
+            return
+        checkpoint = self._catalogue.find_checkpoint(target.path)
+        if checkpoint is None or checkpoint.version != target.version:
+            raise Gone(
+                f"checkpoint {target.path!r} was deleted or written anew: make a new sampler"
+            )
+
+    def _check_room_for_samples(self, owner: OwnerId) -> None:
+        queued, bound = self._actor.backlog.share(owner).samples, self._config.max_queued_samples
+        if queued >= bound:
+            raise Overloaded(f"{queued} samples are queued for you, at most {bound}: try again")
+
+    # --- training ---
+
+    async def _hold(self, work: Work) -> None:
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                while not self._has_room(work):
+                    await self._actor.backlog.shrunk()
+        except TimeoutError:
+            raise Overloaded(
+                f"over {self._config.max_queued_bytes} bytes of training data are queued for you: "
+                "try again",
+                retry_after=5.0,
+            ) from None
+
+    def _has_room(self, work: Work) -> bool:
+        """A request larger than the bound itself comes in when its owner has nothing else."""
+        queued = self._actor.backlog.share(work.owner).payload_bytes
+        more = payload_bytes(work.operation)
+        return queued == 0 or queued + more <= self._config.max_queued_bytes
+
+    def _submit_training(self, work: Work) -> None:
+        if isinstance(work.operation, CreateModel | CreateModelFromCheckpoint):
+            self._submit_creation(work, work.operation)
+            return
+        model = self._actor.models.find(work.lane)
+        if model is None:
+            self._refuse(work, self._past_life(self._catalogue.run(work.lane, work.owner)))
+        elif model.owner != work.owner:
+            raise NotFound(f"no model {work.lane!r}")
+        elif model.closed is not None:
+            self._refuse(work, model.closed)
+        else:
+            self._submit_to(model, work)
+
+    def _submit_to(self, model: Model, work: Work) -> None:
+        info = self._actor.models.base(model.base_model)
+        self._catalogue.touch_run(model.model_id, self._now())
+        if problem := self._problem(work, info):
+            self._refuse(work, problem)
+            self._actor.post(SeqConsumed(work.lane, work.seq_id))
+        else:
+            self._accept(self._pending(work, info))
+
+    def _problem(self, work: Work, info: BaseModelInfo) -> UserError | None:
+        assert not isinstance(work.operation, Sample)
+        try:
+            check_training(work.operation, info, self._limits)
+        except UserError as error:
+            return error
+        return None
+
+    def _pending(self, work: Work, info: BaseModelInfo) -> Pending:
+        operation = work.operation
+        atoms: tuple[tuple[int, int], ...] = ()
+        if isinstance(operation, ForwardBackward):
+            lengths = [len(datum.tokens) for datum in operation.data]
+            atoms = cut_atoms(lengths, self._config.atom_tokens)
+        return Pending(work, info.weights, atoms, payload_bytes=payload_bytes(operation))
+
+    # --- models ---
+
+    def _submit_creation(self, work: Work, creation: Creation) -> None:
+        """A model that cannot be made is remembered as closed, so that what its client has sent
+        after it fails with the cause."""
+        known = self._actor.models.find(work.lane)
+        if known is not None:
+            raise NotFound(f"model {work.lane!r} was made long ago: its answer is not kept")
+        if run := self._catalogue.find_run(work.lane):
+            self._refuse(work, self._past_life(run))
+            return
+        creation = replace(creation, lora=self._with_seed(creation.lora))
+        work = replace(work, operation=creation)
+        model = Model(ModelId(work.lane), work.owner, creation.base_model, creation.lora)
+        self._actor.models.add(model)
+        try:
+            info = self._actor.models.base(creation.base_model)
+            check_training(creation, info, self._limits)
+        except UserError as error:
+            model.closed = not_created(model.model_id, error)
+            self._refuse(work, error)
+            return
+        self._actor.post(LaneOpened(work.lane, work.seq_id))
+        self._accept(self._pending(work, info))
+
+    def _with_seed(self, lora: LoraConfig) -> LoraConfig:
+        return lora if lora.seed is not None else replace(lora, seed=self._draw_seed())
+
+    def _past_life(self, run: Run) -> UserError:
+        saved = self._catalogue.checkpoints_of(run.model_id, run.owner)
+        last = next((c.path for c in saved if c.kind == "weights"), None)
+        advice = f"make a model from its last checkpoint, {last}" if last else "make a new model"
+        return Gone(
+            f"the weights of model {run.model_id!r} went with an earlier process of this server: "
+            + advice
+        )
+
+    # --- both ---
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise Unavailable("the server is shutting down", retry_after=5.0)
+        if self._actor.failure is not None:
+            raise Unavailable(f"nothing runs here: {self._actor.failure.message}", retry_after=30.0)
+
+    def _accept(self, pending: Pending) -> None:
+        self._open(pending.work)
+        self._actor.submit(pending)
+
+    def _refuse(self, work: Work, error: OpenRLError) -> None:
+        self._open(work)
+        self._actor.settle(work, Failed(error))
+
+    def _open(self, work: Work) -> None:
+        kind = type(work.operation).__name__
+        self._futures.open(work.request_id, work.owner, kind, work.lane)
+        self._journal.accepted(work)
+
+    def _seeded(self, sample: Sample) -> Sample:
+        if sample.params.seed is not None:
+            return sample
+        return replace(sample, params=replace(sample.params, seed=self._draw_seed()))
