@@ -11,20 +11,20 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 
 # More for pytest, say ARGS="-k wire", or for the demo.
 ARGS ?=
-# One thread each: torch's threads spin, and many tests on a busy machine then slow to a crawl.
-export OMP_NUM_THREADS ?= 1
+# One thread: torch's threads spin, and tests beside other work then slow to a crawl.
+PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: test check demo bench proto clean
+.PHONY: test check demo proto clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.for-dev
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 check: $(VENV)/.for-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python -m pytest tests/test_architecture.py
+	$(PYTEST) tests/test_architecture.py
 
 demo: $(VENV)/.for-demo
 	$(VENV)/bin/python recipes/demo.py $(ARGS)
@@ -42,10 +42,11 @@ clean:
 
 $(VENV)/.for-demo: EXTRAS = server,recipes
 $(VENV)/.for-dev: EXTRAS = server,recipes,dev
+$(VENV)/.for-dev: SUFFICES_FOR = $(VENV)/.for-demo
 $(VENV)/.for-demo $(VENV)/.for-dev: $(VENV)/.torch pyproject.toml constraints.txt
 	grep -v '^torch==' constraints.txt > $(VENV)/constraints.txt
 	$(VENV)/bin/python -m pip install -c $(VENV)/constraints.txt -e '.[$(EXTRAS)]'
-	touch $@
+	touch $@ $(SUFFICES_FOR)
 
 # Without its dependencies, since a wheel index of torch's own does not have them as pinned.
 $(VENV)/.torch: $(VENV)/bin/python constraints.txt

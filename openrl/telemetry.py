@@ -27,7 +27,9 @@ def set_up_logging(level: str, log_format: Literal["pretty", "json"]) -> None:
 
 def _handler(log_format: str) -> logging.Handler:
     if log_format == "pretty" and console().is_terminal:
-        return RichHandler(console=console(), show_path=False, log_time_format="[%X]")
+        pretty = RichHandler(console=console(), show_path=False, log_time_format="[%X]")
+        pretty.setFormatter(logging.Formatter("%(message)s"))
+        return pretty
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else _PLAIN)
     return handler
