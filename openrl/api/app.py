@@ -1,0 +1,31 @@
+"""The door as one aiohttp application."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from openrl.api import middleware
+from openrl.api.checkpoints import Checkpoints
+from openrl.api.futures import Polls
+from openrl.api.sampling import Sampling
+from openrl.api.service import Service
+from openrl.api.services import Services
+from openrl.api.sessions import Sessions
+from openrl.api.training import Training
+
+__all__ = ["Services", "build_app", "build_runner"]
+
+
+def build_app(services: Services) -> web.Application:
+    app = web.Application(
+        middlewares=[middleware.errors, middleware.authentication(services.authenticator)],
+        client_max_size=services.config.limits.body_bytes,
+    )
+    for group in (Service, Sessions, Training, Sampling, Polls, Checkpoints):
+        app.add_routes(group(services).routes())
+    return app
+
+
+def build_runner(app: web.Application) -> web.AppRunner:
+    """Bodies are decompressed by `codec`: see there why aiohttp is not let."""
+    return web.AppRunner(app, auto_decompress=False, access_log=None)

@@ -1,0 +1,76 @@
+"""Polls: hold them until the result is there, and say why it is not."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from openrl.api import auth, codec, results, schema
+from openrl.api.services import Services
+from openrl.errors import Gone, NotFound, OpenRLError
+from openrl.futures import Entry
+from openrl.types import Failed, Outcome, OwnerId, RequestId
+
+METADATA_FIRST_BYTES = 1 << 20
+"""From here on a client that can is told the size before it takes the result, so that it can
+make room."""
+
+
+class Polls:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/api/v1/retrieve_future", self.retrieve),
+            web.post("/api/v1/cancel_future", self.cancel),
+        ]
+
+    async def retrieve(self, request: web.Request) -> web.Response:
+        """408 while it waits or runs. 410 for an id that is not known (any longer): the SDK then
+        repeats a sample by itself, while 404 would end its client."""
+        body = await self._services.read(request, schema.RetrieveFuture)
+        entry = self._find(body.request_id, auth.owner_of(request))
+        outcome = await self._services.futures.wait(entry, self._services.config.poll_seconds)
+        if outcome is None:
+            return self._pending(request, entry)
+        return _result(request, entry, outcome, body.allow_metadata_only)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.CancelFuture)
+        request_id = RequestId(self._services.check_id(body.request_id))
+        self._services.admission.cancel(request_id, auth.owner_of(request))
+        return web.Response(status=web.HTTPNoContent.status_code)
+
+    def _find(self, request_id: str, owner: OwnerId) -> Entry:
+        try:
+            return self._services.futures.find(
+                RequestId(self._services.check_id(request_id)), owner
+            )
+        except NotFound as error:
+            raise Gone(error.message) from error
+
+    def _pending(self, request: web.Request, entry: Entry) -> web.Response:
+        answer = {
+            "type": "try_again",
+            "request_id": entry.request_id,
+            "queue_state": "active",
+            "queue_state_reason": self._services.admission.why_waiting(entry.request_id),
+        }
+        return codec.answer(request, answer, web.HTTPRequestTimeout.status_code)
+
+
+def _result(
+    request: web.Request, entry: Entry, outcome: Outcome, allow_metadata_only: bool
+) -> web.Response:
+    if isinstance(outcome, Failed):
+        return codec.answer(request, results.failure(outcome.error))
+    encoding = results.available(outcome, codec.result_encoding(request))
+    try:
+        body = entry.encoded.pop(encoding.value, None) or results.encode(outcome, encoding)
+    except OpenRLError as error:
+        return codec.answer(request, results.failure(error))
+    if allow_metadata_only and len(body) >= METADATA_FIRST_BYTES:
+        entry.encoded[encoding.value] = body
+        size = {"status": "complete_metadata", "response_payload_size": len(body)}
+        return codec.answer(request, size)
+    return codec.raw_answer(body, encoding)

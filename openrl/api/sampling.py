@@ -1,0 +1,191 @@
+"""Sampling sessions and samples. A bad sample is refused at once: nothing waits behind it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+from aiohttp import web
+
+from openrl.api import auth, codec, datums, schema
+from openrl.api.services import Services
+from openrl.catalogue import Sampler, Session
+from openrl.errors import NotFound, UserError
+from openrl.types import (
+    OwnerId,
+    RequestId,
+    Sample,
+    SamplerTarget,
+    SamplingParams,
+    SamplingSessionId,
+    SessionId,
+    Stop,
+    Work,
+)
+
+UNSUPPORTED = (
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "record_stability_info",
+)
+"""Options that this server does not have: refused when set, never ignored."""
+
+_SEEDS = range(-(2**63), 2**64)
+
+
+class Sampling:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/api/v1/create_sampling_session", self.create_session),
+            web.get("/api/v1/samplers/{sampler_id}", self.get_sampler),
+            web.post("/api/v1/asample", self.sample),
+        ]
+
+    async def create_session(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.CreateSamplingSession)
+        owner = auth.owner_of(request)
+        session = self._services.live_session(body.session_id, owner)
+        sampler = Sampler(
+            sampling_session_id=SamplingSessionId(
+                f"{session.session_id}:sample:{body.sampling_session_seq_id}"
+            ),
+            session_id=session.session_id,
+            owner=owner,
+            target=self._target(body.base_model, body.model_path, owner),
+            created_at=self._services.clock(),
+        )
+        standing = self._services.catalogue.add_sampler(sampler)
+        answer = {
+            "type": "create_sampling_session",
+            "sampling_session_id": standing.sampling_session_id,
+        }
+        return codec.answer(request, answer)
+
+    async def get_sampler(self, request: web.Request) -> web.Response:
+        sampler_id = self._services.check_id(request.match_info["sampler_id"])
+        sampler = self._services.catalogue.sampler(sampler_id, auth.owner_of(request))
+        answer = {
+            "sampler_id": sampler.sampling_session_id,
+            "base_model": sampler.target.base_model,
+            "model_path": sampler.target.path,
+        }
+        return codec.answer(request, answer)
+
+    async def sample(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.Sample)
+        operation = _operation(body)
+        sampler, seq_id = self._addressed(body, auth.owner_of(request))
+        self._services.live_session(sampler.session_id, sampler.owner)
+        work = Work(
+            request_id=RequestId(f"{sampler.sampling_session_id}:{seq_id}"),
+            owner=sampler.owner,
+            session_id=sampler.session_id,
+            lane=sampler.sampling_session_id,
+            seq_id=seq_id,
+            operation=operation,
+            target=sampler.target,
+        )
+        request_id = await self._services.admission.admit(work)
+        promise = {
+            "request_id": request_id,
+            "sample_sequence_ids": [f"{request_id}:{i}" for i in range(body.num_samples)],
+        }
+        return codec.answer(request, promise)
+
+    # --- whose weights ---
+
+    def _addressed(self, body: schema.Sample, owner: OwnerId) -> tuple[Sampler, int]:
+        """The sampler, and the sample's number within it."""
+        if body.sampling_session_id is None:
+            # Nobody counts here, so every request is its own: repeats are not recognised.
+            return self._direct(body, owner), secrets.randbits(48)
+        if body.seq_id is None:
+            raise UserError("seq_id is missing: it numbers the samples of a sampling session")
+        sampler_id = self._services.check_id(body.sampling_session_id)
+        return self._services.catalogue.sampler(sampler_id, owner), body.seq_id
+
+    def _direct(self, body: schema.Sample, owner: OwnerId) -> Sampler:
+        """A sampler for requests that name weights and no sampling session: one for each owner
+        and target, in a session of its own that nobody finishes."""
+        target = self._target(body.base_model, body.model_path, owner)
+        session_id = SessionId(f"{self._services.config.home}-direct-{owner}")
+        self._ensure_session(session_id, owner)
+        name = hashlib.sha256(f"{target.base_model}\n{target.version}".encode()).hexdigest()[:16]
+        return self._services.catalogue.add_sampler(
+            Sampler(
+                SamplingSessionId(f"{session_id}:sample:{name}"),
+                session_id,
+                owner,
+                target,
+                self._services.clock(),
+            )
+        )
+
+    def _ensure_session(self, session_id: SessionId, owner: OwnerId) -> None:
+        try:
+            self._services.catalogue.session(session_id, owner)
+        except NotFound:
+            session = Session(session_id, owner, self._services.clock(), tags=("direct",))
+            self._services.catalogue.add_session(session)
+
+    def _target(
+        self, base_model: str | None, model_path: str | None, owner: OwnerId
+    ) -> SamplerTarget:
+        if model_path is None:
+            if base_model is None:
+                raise UserError("name what to sample from: base_model or model_path")
+            return SamplerTarget(self._services.models.base(base_model).name)
+        checkpoint = self._services.catalogue.checkpoint(model_path, owner)
+        self._services.models.base(checkpoint.base_model)
+        if base_model is not None and base_model != checkpoint.base_model:
+            trained = checkpoint.base_model
+            raise UserError(f"{model_path} was trained on {trained}, not on {base_model}")
+        return checkpoint.target
+
+
+def _operation(body: schema.Sample) -> Sample:
+    """What has a meaning here; `engines.validation` looks at the values."""
+    for name in UNSUPPORTED:
+        if getattr(body, name):
+            raise UserError(f"{name} is not offered by this server")
+    try:
+        prompt = datums.prompt_tokens(body.prompt)
+    except ValueError as problem:
+        raise UserError(f"prompt: {problem}") from problem
+    return Sample(
+        prompt=prompt,
+        params=_params(body.sampling_params),
+        num_samples=body.num_samples,
+        prompt_logprobs=bool(body.prompt_logprobs),
+        topk_prompt_logprobs=body.topk_prompt_logprobs or 0,
+    )
+
+
+def _params(given: schema.SamplingParams) -> SamplingParams:
+    if given.seed is not None and given.seed not in _SEEDS:
+        raise UserError("sampling_params.seed must fit 64 bits")
+    return SamplingParams(
+        max_tokens=given.max_tokens,
+        seed=given.seed,
+        stop=_stop(given.stop),
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+    )
+
+
+def _stop(given: str | list[int | str] | None) -> Stop:
+    """An empty list is the one way to switch end-of-sequence tokens off."""
+    if given is None:
+        return Stop()
+    stops = [given] if isinstance(given, str) else given
+    return Stop(
+        eos=bool(stops),
+        tokens=tuple(stop for stop in stops if isinstance(stop, int)),
+        strings=tuple(stop for stop in stops if isinstance(stop, str)),
+    )

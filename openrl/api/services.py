@@ -1,0 +1,71 @@
+"""What the handlers stand on, and the few things that all of them do with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from openrl.api import auth, codec
+from openrl.catalogue import Catalogue, Session
+from openrl.checkpoints import CheckpointStore
+from openrl.config import Config
+from openrl.errors import Gone, UserError
+from openrl.futures import Futures
+from openrl.scheduler.admission import Admission
+from openrl.scheduler.loading import ModelStatus
+from openrl.scheduler.models import Models
+from openrl.types import OwnerId
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """`clock` gives Unix seconds; `status` says how far each base model is."""
+
+    config: Config
+    catalogue: Catalogue
+    checkpoints: CheckpointStore
+    futures: Futures
+    admission: Admission
+    models: Models
+    status: Callable[[], tuple[ModelStatus, ...]]
+    clock: Callable[[], float]
+    authenticator: auth.Authenticator
+
+    async def read(self, request: web.Request, kind: type[B]) -> B:
+        return await codec.read(request, kind, self.config.limits.body_bytes)
+
+    def check_id(self, identity: str) -> str:
+        """Raises `UserError`; the id itself is not repeated, it may be megabytes."""
+        if len(identity) > self.config.limits.id_chars:
+            limit = self.config.limits.id_chars
+            raise UserError(f"an id of {len(identity)} characters: {limit} are allowed")
+        return identity
+
+    def session(self, session_id: str, owner: OwnerId) -> Session:
+        """Raises `NotFound`."""
+        return self.catalogue.session(self.check_id(session_id), owner)
+
+    def live_session(self, session_id: str, owner: OwnerId) -> Session:
+        """Raises `NotFound`, or `Gone` for one that is finished."""
+        session = self.session(session_id, owner)
+        if session.finished is not None:
+            raise Gone(f"session {session_id!r} is finished ({session.finished}): make a new one")
+        return session
+
+    def metadata(self, given: Mapping[str, Any] | None) -> Mapping[str, str] | None:
+        """Values as text, since that is how they come back. Raises `UserError` when too large."""
+        if given is None:
+            return None
+        texts = {key: v if isinstance(v, str) else json.dumps(v) for key, v in given.items()}
+        size = sum(len(key) + len(value) for key, value in texts.items())
+        if size > self.config.limits.metadata_bytes:
+            limit = self.config.limits.metadata_bytes
+            raise UserError(f"user_metadata has {size} characters: {limit} are allowed")
+        return texts

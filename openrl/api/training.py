@@ -1,0 +1,264 @@
+"""Everything that trains: each request becomes one work on its model's lane.
+
+Bad content is accepted and fails through its future: see `docs/http.md`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from aiohttp import web
+
+from openrl.api import auth, codec, datums, schema
+from openrl.api.codec import Encoding
+from openrl.api.malformed import or_malformed
+from openrl.api.services import Services
+from openrl.catalogue import Checkpoint
+from openrl.errors import NotFound, UserError
+from openrl.types import (
+    AdamParams,
+    CreateModel,
+    CreateModelFromCheckpoint,
+    LoadWeights,
+    LoraConfig,
+    ModelId,
+    OptimStep,
+    RequestId,
+    SamplingSessionId,
+    SaveWeights,
+    SaveWeightsForSampler,
+    TrainingOperation,
+    UnloadModel,
+    Work,
+)
+
+FIRST_SEQ = 1
+
+_MODEL_ID = re.compile(r"(?P<session>.+):train:\d+")
+
+
+class Training:
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    def routes(self) -> list[web.RouteDef]:
+        return [
+            web.post("/api/v1/create_model", self.create_model),
+            web.post("/api/v1/get_info", self.get_info),
+            web.post("/api/v1/forward_backward", self.forward_backward),
+            web.post("/api/v1/forward", self.forward),
+            web.post("/api/v1/optim_step", self.optim_step),
+            web.post("/api/v1/save_weights", self.save_weights),
+            web.post("/api/v1/save_weights_for_sampler", self.save_weights_for_sampler),
+            web.post("/api/v1/load_weights", self.load_weights),
+            web.post("/api/v1/unload_model", self.unload_model),
+        ]
+
+    # --- making models ---
+
+    async def create_model(self, request: web.Request) -> web.Response:
+        """Refuses at once what is wrong: nothing can have been sent after it."""
+        body = await self._services.read(request, schema.CreateModel)
+        if body.lora_config is None:
+            raise UserError("lora_config is missing: this server trains LoRA adapters only")
+        _check_optimizer(body.optimizer_config)
+        lora = body.lora_config
+        config = LoraConfig(
+            rank=lora.rank,
+            seed=lora.seed,
+            train_attn=lora.train_attn,
+            train_mlp=lora.train_mlp,
+            train_unembed=lora.train_unembed,
+            alpha=lora.alpha,
+        )
+        metadata = self._services.metadata(body.user_metadata)
+        operation = CreateModel(body.base_model, config, metadata)
+        return await self._create(request, body.session_id, body.model_seq_id, operation)
+
+    async def _create_via_load(
+        self, request: web.Request, body: schema.LoadWeights, session_id: str, model_seq_id: int
+    ) -> web.Response:
+        _check_optimizer(body.optimizer_config)
+        checkpoint = self._loadable(request, body)
+        operation = CreateModelFromCheckpoint(
+            base_model=self._base_for(checkpoint, body.base_model),
+            lora=checkpoint.lora,
+            path=checkpoint.path,
+            with_optimizer=body.optimizer,
+            user_metadata=self._services.metadata(body.user_metadata),
+        )
+        return await self._create(request, session_id, model_seq_id, operation)
+
+    async def _create(
+        self,
+        request: web.Request,
+        session_id: str,
+        model_seq_id: int,
+        operation: CreateModel | CreateModelFromCheckpoint,
+    ) -> web.Response:
+        self._services.live_session(session_id, auth.owner_of(request))
+        model_id = ModelId(f"{session_id}:train:{model_seq_id}")
+        return await self._submit(request, model_id, 0, operation)
+
+    def _loadable(self, request: web.Request, body: schema.LoadWeights) -> Checkpoint:
+        owner, token = auth.owner_of(request), body.weights_access_token
+        if token and self._services.authenticator.owner(token) != owner:
+            raise UserError("weights_access_token: another account's checkpoints cannot be loaded")
+        checkpoint = self._services.catalogue.checkpoint(body.path, owner)
+        if body.optimizer and not checkpoint.with_optimizer:
+            raise UserError(f"{body.path} holds no optimizer state: load it with optimizer false")
+        return checkpoint
+
+    def _base_for(self, checkpoint: Checkpoint, wanted: str | None) -> str:
+        """Another name for the same weights will do."""
+        own = self._services.models.base(checkpoint.base_model)
+        if wanted is None or wanted == own.name:
+            return own.name
+        if self._services.models.base(wanted).weights != own.weights:
+            raise UserError(f"{checkpoint.path} was trained on {own.name}, not on {wanted}")
+        return wanted
+
+    async def get_info(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.GetInfo)
+        model_id = self._services.check_id(body.model_id)
+        run = self._services.catalogue.run(model_id, auth.owner_of(request))
+        info = self._services.models.base(run.base_model)
+        answer = {
+            "type": "get_info",
+            "model_id": run.model_id,
+            "model_name": run.base_model,
+            "model_data": {
+                "arch": info.architecture,
+                "model_name": run.base_model,
+                "tokenizer_id": info.tokenizer_id,
+            },
+            "is_lora": True,
+            "lora_rank": run.lora.rank,
+        }
+        return codec.answer(request, answer)
+
+    # --- training ---
+
+    async def forward_backward(self, request: web.Request) -> web.Response:
+        return await self._forward_backward(request, forward_only=False)
+
+    async def forward(self, request: web.Request) -> web.Response:
+        """SDKs before 0.25."""
+        return await self._forward_backward(request, forward_only=True)
+
+    async def _forward_backward(self, request: web.Request, *, forward_only: bool) -> web.Response:
+        limits = self._services.config.limits
+        if codec.encoding_of(request) is Encoding.PROTOBUF:
+            raw = await codec.read_body(request, limits.body_bytes)
+            call = datums.from_protobuf(raw, forward_only, limits)
+        else:
+            body = await self._services.read(request, schema.ForwardBackward)
+            call = datums.from_schema(body, forward_only, limits)
+        return await self._train(request, call.model_id, call.seq_id, call.operation)
+
+    async def optim_step(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.OptimStep)
+
+        def operation() -> OptimStep:
+            _check_optimizer(body.optimizer_params)
+            return OptimStep(_adam(body.adam_params or schema.AdamParams()))
+
+        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    # --- weights ---
+
+    async def save_weights(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.SaveWeights)
+
+        def operation() -> SaveWeights:
+            metadata = self._services.metadata(body.user_metadata)
+            return SaveWeights(body.path, body.overwrite, body.ttl_seconds, metadata)
+
+        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    async def save_weights_for_sampler(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.SaveWeightsForSampler)
+
+        def operation() -> SaveWeightsForSampler:
+            metadata = self._services.metadata(body.user_metadata)
+            sampler = _sampler_id(body.model_id, body.sampling_session_seq_id)
+            return SaveWeightsForSampler(body.path, sampler, body.ttl_seconds, metadata)
+
+        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    async def load_weights(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.LoadWeights)
+        if body.session_id is not None and body.model_seq_id is not None and body.model_id is None:
+            return await self._create_via_load(request, body, body.session_id, body.model_seq_id)
+        if body.model_id is None or body.seq_id is None or body.session_id is not None:
+            raise UserError(
+                "load_weights takes model_id and seq_id, or session_id and model_seq_id"
+            )
+
+        def operation() -> LoadWeights:
+            return LoadWeights(self._loadable(request, body).path, body.optimizer)
+
+        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    async def unload_model(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.UnloadModel)
+        return await self._train(request, body.model_id, body.seq_id, UnloadModel())
+
+    # --- the one way in ---
+
+    async def _train(
+        self, request: web.Request, model_id: str, seq_id: int, operation: TrainingOperation
+    ) -> web.Response:
+        if seq_id < FIRST_SEQ:
+            raise UserError("seq_id must be at least 1: 0 is the making of the model")
+        return await self._submit(request, model_id, seq_id, operation)
+
+    async def _submit(
+        self,
+        request: web.Request,
+        model_id: str,
+        seq_id: int,
+        operation: TrainingOperation,
+    ) -> web.Response:
+        """Answers with the promise once the work is accepted; a repeat gets the same one."""
+        owner = auth.owner_of(request)
+        session_id = _session_of(self._services.check_id(model_id))
+        session = self._services.live_session(session_id, owner)
+        work = Work(
+            request_id=RequestId(f"{model_id}:{seq_id}"),
+            owner=owner,
+            session_id=session.session_id,
+            lane=model_id,
+            seq_id=seq_id,
+            operation=operation,
+        )
+        request_id = await self._services.admission.admit(work)
+        return codec.answer(request, {"request_id": request_id, "model_id": model_id})
+
+
+def _session_of(model_id: str) -> str:
+    parsed = _MODEL_ID.fullmatch(model_id)
+    if parsed is None:
+        raise NotFound(f"no model {model_id!r}")
+    return parsed["session"]
+
+
+def _sampler_id(model_id: str, seq: int | None) -> SamplingSessionId | None:
+    """Ephemeral samplers count together with the session's other sampling sessions."""
+    return None if seq is None else SamplingSessionId(f"{_session_of(model_id)}:sample:{seq}")
+
+
+def _check_optimizer(given: schema.OptimizerConfig | None) -> None:
+    if given is not None and given.type != "adamw":
+        raise UserError(f"optimizer {given.type!r} is not offered by this server: adamw alone")
+
+
+def _adam(given: schema.AdamParams) -> AdamParams:
+    return AdamParams(
+        learning_rate=given.learning_rate,
+        beta1=given.beta1,
+        beta2=given.beta2,
+        eps=given.eps,
+        weight_decay=given.weight_decay,
+        grad_clip_norm=given.grad_clip_norm,
+    )
