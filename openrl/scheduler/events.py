@@ -85,7 +85,30 @@ class SeqConsumed:
 
 
 @dataclass(frozen=True, slots=True)
+class LanePaused:
+    """Nothing more of the lane starts until it is resumed; what runs goes on."""
+
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResumed:
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChanged:
+    """The owner's part of the engine, beside the others' weights, from now on."""
+
+    owner: OwnerId
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
+    """Waiting work goes at once, rows leave the engine with its next decode pass. A training
+    operation that has started runs to its end: its answer comes as usual."""
+
     request_id: RequestId
 
 
@@ -142,6 +165,9 @@ Event: TypeAlias = (
     LaneOpened
     | LaneClosed
     | Submitted
+    | LanePaused
+    | LaneResumed
+    | WeightChanged
     | SeqConsumed
     | Cancelled
     | EngineReady

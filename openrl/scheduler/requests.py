@@ -1,94 +1,79 @@
-"""A request between its acceptance and its answer: its work, and what came back so far. Pure."""
+"""What the core remembers of a request while it is not answered."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from openrl.engines.base import RowReport, WeightsKey
-from openrl.scheduler.events import Item, Kind, SampleSize
-from openrl.types import (
-    Failed,
-    ForwardBackward,
-    ForwardBackwardOutput,
-    Operation,
-    OptimStep,
-    Result,
-    Sample,
-    SampledSequence,
-    SampleOutput,
-    Work,
-)
+from openrl.engines.base import RowId, WeightsKey
+from openrl.scheduler.events import Item
+from openrl.scheduler.fairshare import Share
+from openrl.types import OwnerId, RequestId
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sequence of a sample request. `tokens` counts prompt and sampled so far; `blocks` of
+    KV memory it may grow to, `held` as last reported by the engine."""
+
+    id: RowId
+    owner: OwnerId
+    weights: WeightsKey
+    share: Share
+    tokens: int
+    blocks: int
+    held: int = 0
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.blocks - self.held)
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`atoms` are the ranges of datums that a forward_backward was cut into, `parts` their
-    outcomes by index; `rows` and `prompt` belong to a sample; `ended` to every other kind."""
+    """An accepted item on its way. `sent` and `back` count the parts of training work;
+    `next_row` and below are for samples."""
 
-    work: Work
-    weights: WeightsKey
-    atoms: tuple[range, ...] = ()
-    max_new_tokens: int = 0
-    payload_bytes: int = 0
-    parts: dict[int, ForwardBackwardOutput | Failed] = field(default_factory=dict)
-    rows: dict[int, SampledSequence | Failed] = field(default_factory=dict)
-    prompt: SampleOutput | None = None
-    ended: Result | Failed | None = None
+    item: Item
+    share: Share
+    arrived: float
+    started: float | None = None
+    sent: int = 0
+    back: int = 0
+    next_row: int = 0
+    ended_rows: int = 0
+    running: dict[int, Row] = field(default_factory=dict)
+    preempted: OrderedDict[int, Row] = field(default_factory=OrderedDict)
 
-    def add_row(self, report: RowReport) -> None:
-        if report.ended is not None:
-            self.rows[report.row.sample] = report.ended
+    @property
+    def id(self) -> RequestId:
+        return self.item.request_id
 
-    def item(self) -> Item:
-        work = self.work
-        return Item(
-            request_id=work.request_id,
-            owner=work.owner,
-            session_id=work.session_id,
-            lane=work.lane,
-            seq_id=work.seq_id,
-            kind=kind_of(work.operation),
-            weights=self.weights,
-            atoms=self._atom_tokens(),
-            sample=self._sample_size(),
-            payload_bytes=self.payload_bytes,
-        )
+    @property
+    def parts(self) -> int:
+        return max(1, len(self.item.atoms))
 
-    def _atom_tokens(self) -> tuple[int, ...]:
-        operation = self.work.operation
-        if not isinstance(operation, ForwardBackward):
-            return ()
-        lengths = [len(datum.tokens) for datum in operation.data]
-        return tuple(sum(lengths[i] for i in atom) for atom in self.atoms)
+    @property
+    def unsent(self) -> bool:
+        return self.sent < self.parts
 
-    def _sample_size(self) -> SampleSize | None:
-        operation = self.work.operation
-        if not isinstance(operation, Sample):
-            return None
-        return SampleSize(len(operation.prompt), operation.num_samples, self.max_new_tokens)
+    @property
+    def missing(self) -> bool:
+        """Parts have not come back yet."""
+        return self.back < self.parts
 
+    def tokens_of(self, atom: int) -> int:
+        return self.item.atoms[atom] if self.item.atoms else 0
 
-def kind_of(operation: Operation) -> Kind:
-    match operation:
-        case ForwardBackward():
-            return "forward_backward"
-        case OptimStep():
-            return "optim_step"
-        case Sample():
-            return "sample"
-        case _:
-            return "control"
+    @property
+    def next_tokens(self) -> int:
+        """The size of the next atom."""
+        return self.tokens_of(self.sent)
 
+    @property
+    def rows(self) -> int:
+        return self.item.sample.rows if self.item.sample else 0
 
-def payload_bytes(operation: Operation) -> int:
-    """Bytes of the arrays that a queued request holds."""
-    match operation:
-        case ForwardBackward(data=data):
-            return sum(
-                datum.tokens.nbytes + sum(a.nbytes for a in datum.loss_inputs.values())
-                for datum in data
-            )
-        case Sample(prompt=prompt):
-            return prompt.nbytes
-        case _:
-            return 0
+    @property
+    def rows_wait(self) -> bool:
+        return bool(self.preempted) or self.next_row < self.rows

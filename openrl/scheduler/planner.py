@@ -1,0 +1,155 @@
+"""Which pass runs next, and what goes into it.
+
+The neediest that can start leads; compatible heads of other lanes fill the pass in the order
+of need, up to a budget of tokens and of estimated seconds (the quantum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config import SchedulerConfig
+from openrl.engines.base import WeightsKey
+from openrl.scheduler import costs, fairshare
+from openrl.scheduler.costs import CostModel
+from openrl.scheduler.events import PassId, StartControl, StartOptim, StartTrain
+from openrl.scheduler.fairshare import Share
+from openrl.scheduler.lanes import OrderedLane
+from openrl.scheduler.packing import Budget, Group
+from openrl.scheduler.passes import Candidate, Draft, Flight, filling
+from openrl.scheduler.queues import Queues
+from openrl.scheduler.requests import Request
+from openrl.scheduler.residency import Residency
+from openrl.scheduler.slices import Slicer
+
+
+class Planner:
+    def __init__(self, config: SchedulerConfig, queues: Queues, residency: Residency) -> None:
+        self._config = config
+        self._queues = queues
+        self._residency = residency
+        self._models: dict[WeightsKey, dict[str, CostModel]] = {}
+        self._passes = 0
+        self._slicer = Slicer(config, queues, residency, self.model, self._id)
+
+    def model(self, group: Group) -> CostModel:
+        weights, kind = group
+        return self._models.setdefault(weights, costs.guesses())[kind]
+
+    def next_pass(self, now: float) -> Flight | None:
+        """None when nothing can start."""
+        candidates = sorted(self._candidates(), key=lambda one: one.need)
+        for lead in candidates:
+            if flight := self._lead(lead, candidates, now):
+                return flight
+        return self._slicer.sweep(now)
+
+    def _candidates(self) -> Iterator[Candidate]:
+        root = self._queues.root
+        for group in root.queues:
+            if leaf := fairshare.first(root, group):
+                yield Candidate(fairshare.tags(leaf), group, leaf)
+        yield from self._slicer.running()
+
+    def _lead(self, lead: Candidate, others: list[Candidate], now: float) -> Flight | None:
+        match lead.group[1]:
+            case "train":
+                return self._train(self._draft(lead), now)
+            case "optim":
+                return self._optim(self._draft(lead), now)
+            case "control":
+                return self._control(self._draft(lead), now)
+            case "sample":
+                return self._slicer.lead(lead, others, now)
+
+    def _draft(self, lead: Candidate) -> Draft:
+        """An empty pass; virtual time moves to its leader."""
+        quantum = self._config.quantum_seconds
+        budget = Budget(quantum, self._config.pass_tokens)
+        return Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
+
+    def _train(self, draft: Draft, now: float) -> Flight:
+        pieces: list[tuple[Request, int]] = []
+        with filling(draft):
+            while leaf := draft.next():
+                lane, request = self._head(leaf)
+                tokens = request.next_tokens
+                seconds = self._atom_seconds(draft, leaf, tokens)
+                if not draft.budget.fits(seconds, tokens):
+                    draft.pass_over(leaf)
+                    continue
+                pieces.append((request, request.sent))
+                self._send(draft, lane, request, now)
+                draft.take(leaf, seconds, tokens)
+        pieces.sort(key=lambda piece: (piece[0].item.lane, piece[0].item.seq_id, piece[1]))
+        atoms = tuple((request.id, index) for request, index in pieces)
+        order = StartTrain(self._id(), draft.group[0], atoms)
+        return Flight(
+            order.pass_id,
+            draft.group,
+            now,
+            order,
+            parts=tuple(request for request, _ in pieces),
+            tokens=tuple(request.tokens_of(index) for request, index in pieces),
+            estimates=draft.estimates,
+        )
+
+    def _atom_seconds(self, draft: Draft, leaf: Share, tokens: int) -> float:
+        fixed = 0.0 if draft.estimates else 1.0
+        lanes = 0.0 if leaf in draft.estimates else 1.0
+        return self.model(draft.group).estimate(costs.train_features(fixed, tokens, lanes))
+
+    def _optim(self, draft: Draft, now: float) -> Flight:
+        steps: list[Request] = []
+        while leaf := draft.next():
+            lane, request = self._head(leaf)
+            fixed = 0.0 if steps else 1.0
+            seconds = self.model(draft.group).estimate(costs.optim_features(fixed, 1.0))
+            if not draft.budget.fits(seconds, 0):
+                break
+            steps.append(request)
+            self._send(draft, lane, request, now)
+            draft.take(leaf, seconds, 0)
+        order = StartOptim(self._id(), draft.group[0], tuple(request.id for request in steps))
+        return self._whole(order, draft, tuple(steps), now)
+
+    def _control(self, draft: Draft, now: float) -> Flight:
+        leaf = draft.next()
+        assert leaf is not None
+        lane, request = self._head(leaf)
+        self._send(draft, lane, request, now)
+        draft.take(leaf, self.model(draft.group).estimate((1.0,)), 0)
+        order = StartControl(self._id(), draft.group[0], request.id)
+        return self._whole(order, draft, (request,), now)
+
+    def _whole(
+        self,
+        order: StartOptim | StartControl,
+        draft: Draft,
+        requests: tuple[Request, ...],
+        now: float,
+    ) -> Flight:
+        tokens = (0,) * len(requests)
+        return Flight(
+            order.pass_id, draft.group, now, order, requests, tokens, estimates=draft.estimates
+        )
+
+    def _head(self, leaf: Share) -> tuple[OrderedLane, Request]:
+        lane = self._queues.lanes[leaf.name]
+        assert isinstance(lane, OrderedLane)
+        request = lane.current or lane.lowest()
+        assert request is not None
+        return lane, request
+
+    def _send(self, draft: Draft, lane: OrderedLane, request: Request, now: float) -> None:
+        if not draft.budget.pieces:
+            fairshare.serve(lane.share)
+        if lane.current is None:
+            lane.start(request)
+            request.started = now
+        request.sent += 1
+        self._queues.refresh(lane, now)
+
+    def _id(self) -> PassId:
+        self._passes += 1
+        return PassId(self._passes)

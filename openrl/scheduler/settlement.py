@@ -1,0 +1,70 @@
+"""What each participant of a finished pass used, by the cost model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openrl.scheduler import costs
+from openrl.scheduler.costs import CostModel, Features
+from openrl.scheduler.events import Finished
+from openrl.scheduler.fairshare import Share
+from openrl.scheduler.passes import Flight
+
+
+@dataclass(slots=True)
+class Part:
+    """One lane's part of a pass."""
+
+    features: Features
+    tokens: int
+    seconds: float = 0.0
+
+
+def settle(flight: Flight, event: Finished, model: CostModel) -> dict[Share, Part]:
+    """Splits the measured seconds over the lanes, and teaches the model."""
+    parts = _decode_parts(flight, event) if flight.group[1] == "sample" else _train_parts(flight)
+    if not parts:
+        return {}
+    seconds = max(0.0, event.seconds)
+    whole = tuple(map(sum, zip(*(part.features for part in parts.values()), strict=True)))
+    features = [part.features for part in parts.values()]
+    for part, share in zip(parts.values(), model.split(features, seconds), strict=True):
+        part.seconds = share
+    model.learn(whole, seconds)
+    return parts
+
+
+def _train_parts(flight: Flight) -> dict[Share, Part]:
+    tokens: dict[Share, int] = {}
+    counts: dict[Share, int] = {}
+    for request, size in zip(flight.parts, flight.tokens, strict=True):
+        tokens[request.share] = tokens.get(request.share, 0) + size
+        counts[request.share] = counts.get(request.share, 0) + 1
+    share = 1.0 / len(counts)
+    match flight.group[1]:
+        case "train":
+            features = {leaf: costs.train_features(share, tokens[leaf], 1.0) for leaf in counts}
+        case "optim":
+            features = {leaf: costs.optim_features(share, counts[leaf]) for leaf in counts}
+        case _:
+            features = dict.fromkeys(counts, (share,))
+    return {leaf: Part(features[leaf], tokens[leaf]) for leaf in counts}
+
+
+def _decode_parts(flight: Flight, event: Finished) -> dict[Share, Part]:
+    made = {one.row: one.new_tokens for one in event.rows if one.row in flight.rows}
+    steps = max(made.values(), default=0)
+    weight = {row: float(made.get(row, 0)) for row in flight.rows}
+    total = sum(weight.values())
+    if total <= 0.0:
+        weight = dict.fromkeys(flight.rows, 1.0)
+        total = float(len(weight))
+    parts: dict[Share, Part] = {}
+    for row_id, row in flight.rows.items():
+        fraction = weight[row_id] / total
+        new, prefilled = made.get(row_id, 0), flight.prefills.get(row_id, 0)
+        features = costs.decode_features(fraction, fraction * steps, new, prefilled)
+        part = parts.setdefault(row.share, Part((0.0,) * len(features), 0))
+        part.features = tuple(a + b for a, b in zip(part.features, features, strict=True))
+        part.tokens += new + prefilled
+    return parts

@@ -1,0 +1,257 @@
+"""The pure core: `handle(event, now)` takes what happened and answers with what to do.
+
+The rules, each held by a test:
+
+- one pass at a time, and none before the engine is ready;
+- every submitted request is answered once, by `Resolve` or `Refuse`;
+- the engine never idles while something could start;
+- who goes next: `fairshare`; with whom: `planner` and `slices`; in what order: `lanes`.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from openrl.config import SchedulerConfig
+from openrl.errors import Cancelled as CancelledError
+from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserError
+from openrl.scheduler import events as ev
+from openrl.scheduler import explain, fairshare
+from openrl.scheduler.checks import validate
+from openrl.scheduler.events import Decision, Event, Finished, Item, Refuse, Resolve, WakeAt
+from openrl.scheduler.passes import Flight
+from openrl.scheduler.planner import Planner
+from openrl.scheduler.queues import Queues
+from openrl.scheduler.requests import Request
+from openrl.scheduler.residency import Residency
+from openrl.scheduler.settlement import settle
+from openrl.scheduler.story import Chronicle, PassRecord, Statistics, StoryLine
+from openrl.types import OwnerId, RequestId
+
+
+class State:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.queues = Queues(config.gap_seconds, config.owner_weights)
+        self.residency = Residency()
+        self.planner = Planner(config, self.queues, self.residency)
+        self.chronicle = Chronicle()
+        self.flight: Flight | None = None
+        self._closed: dict[RequestId, OpenRLError] = {}
+        self._asked: float | None = None
+        self._now = 0.0
+        self._out: list[Decision] = []
+
+    # --- the outside ---
+
+    def handle(self, event: Event, now: float) -> list[Decision]:
+        """`now` is in seconds and never goes back. Raises `AssertionError` for an event that
+        the rules of `events` exclude: a bug of the caller."""
+        self._now = max(now, self._now)
+        self._apply(event)
+        self.queues.pass_gaps(self._now)
+        for request in self.queues.overdue(self._now):
+            self._withdraw(request, CancelledError("its deadline passed before it was done"))
+        self._start()
+        self._ask_for_tick()
+        decisions, self._out = self._out, []
+        return decisions
+
+    def why_waiting(self, request_id: RequestId, now: float) -> str:
+        """For people: what an unanswered request waits for."""
+        return explain.why_waiting(self, request_id, now)
+
+    def over_bound(self, owner: OwnerId, kind: ev.Kind) -> bool:
+        """Whether the owner has as much queued as it may: the door holds or refuses more."""
+        if self.queues.bytes.get(owner, 0) >= self.config.max_queued_bytes:
+            return True
+        return kind == "sample" and self.queues.samples(owner) >= self.config.max_queued_samples
+
+    def story(self, lane: str) -> tuple[StoryLine, ...]:
+        """What happened to the requests of a model or sampling session, oldest first; as far
+        back as memory is kept."""
+        return self.chronicle.story(lane)
+
+    def statistics(self) -> Statistics:
+        return explain.statistics(self)
+
+    def timeline(self) -> tuple[PassRecord, ...]:
+        """The last passes, oldest first."""
+        return tuple(self.chronicle.timeline)
+
+    def validate(self) -> None:
+        """Raises `AssertionError` when an invariant is broken. Slow: for tests."""
+        validate(self)
+
+    # --- events ---
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case ev.Submitted(item):
+                self._submit(item)
+            case ev.Finished():
+                self._finished(event)
+            case ev.Tick():
+                self._asked = None
+            case ev.LaneOpened(lane, first_seq):
+                self.queues.open(lane, first_seq)
+            case ev.LaneClosed(lane, error):
+                self._close(lane, error)
+            case ev.LanePaused(lane):
+                self.queues.pause(lane, True, self._now)
+            case ev.LaneResumed(lane):
+                self.queues.pause(lane, False, self._now)
+            case ev.SeqConsumed(lane, seq_id):
+                self.queues.consume(lane, seq_id, self._now)
+            case ev.WeightChanged(owner, weight):
+                self.queues.set_weight(owner, weight)
+            case ev.Cancelled(request_id):
+                if request := self.queues.requests.get(request_id):
+                    self._withdraw(request, CancelledError("cancelled by its caller"))
+            case ev.EngineReady(capacity):
+                self.residency.report(capacity)
+                for request in list(self.queues.requests.values()):
+                    self._refuse_impossible(request)
+            case ev.EngineLost(error):
+                self._lost(error)
+            case _:
+                assert_never(event)
+
+    def _submit(self, item: Item) -> None:
+        request = self.queues.put(item, self._now)
+        if request is not None:
+            self._tell(request, "queued")
+            self._refuse_impossible(request)
+        elif item.lane in self.queues.lanes:
+            message = (
+                f"seq_id {item.seq_id} came after a later operation of {item.lane} had started"
+            )
+            self._out.append(Refuse(item.request_id, UserError(message)))
+        else:
+            self._out.append(Refuse(item.request_id, NotFound(f"no model {item.lane!r}")))
+
+    def _close(self, lane: str, error: OpenRLError) -> None:
+        for request in self.queues.close(lane):
+            if self.flight is not None and request in self.flight.parts:
+                self._closed[request.id] = error
+            else:
+                self._refuse(request, error)
+
+    def _withdraw(self, request: Request, error: OpenRLError) -> None:
+        """Takes a request back, unless it is a training operation that has started."""
+        if request.item.sample is not None or request.started is None:
+            self._refuse(request, error)
+
+    def _refuse_impossible(self, request: Request) -> None:
+        size = request.item.sample
+        if size is None or self.residency.capacity is None:
+            return
+        need = self.residency.need(size.prompt_tokens + size.max_new_tokens)
+        total = self.residency.known.kv_blocks_total
+        if need > total:
+            tokens = f"{size.prompt_tokens} + {size.max_new_tokens} tokens"
+            message = f"a sequence of {tokens} needs {need} KV blocks; the engine has {total}"
+            self._refuse(request, OutOfMemory(message))
+
+    def _lost(self, error: OpenRLError) -> None:
+        self.flight = None
+        self.residency.reset()
+        for request in list(self.queues.requests.values()):
+            if request.started is not None:
+                request.running.clear()
+                self._refuse(request, error)
+
+    # --- a pass comes back ---
+
+    def _finished(self, event: Finished) -> None:
+        flight = self.flight
+        if flight is None or flight.id != event.pass_id:
+            raise AssertionError(f"pass {event.pass_id} is not running")
+        self.flight = None
+        self.residency.report(event.capacity)
+        self._settle(flight, event)
+        if flight.group[1] == "sample":
+            self._rows_ended(flight, event)
+        else:
+            self._parts_ended(flight, event)
+
+    def _settle(self, flight: Flight, event: Finished) -> None:
+        parts = settle(flight, event, self.planner.model(flight.group))
+        for leaf, part in parts.items():
+            fairshare.charge(leaf, part.seconds - flight.estimates.get(leaf, 0.0))
+            self.chronicle.used(leaf, part.seconds, part.tokens)
+        self.chronicle.record(flight, event, parts, self._now)
+
+    def _parts_ended(self, flight: Flight, event: Finished) -> None:
+        ended: dict[RequestId, list[bool]] = {}
+        for part in event.parts:
+            ended.setdefault(part.request_id, []).append(part.ok)
+        for request in dict.fromkeys(flight.parts):
+            oks = ended.get(request.id, [])
+            request.back += flight.parts.count(request)
+            closed = self._closed.pop(request.id, None)
+            if not all(oks) or (len(oks) == flight.parts.count(request) and not request.missing):
+                self._resolve(request)
+            elif len(oks) < flight.parts.count(request):
+                self._refuse(request, ServerError("the engine gave no outcome for it"))
+            elif closed is not None:
+                self._refuse(request, closed)
+
+    def _rows_ended(self, flight: Flight, event: Finished) -> None:
+        for one in event.rows:
+            row = flight.rows.get(one.row)
+            request = self.queues.requests.get(one.row.request_id)
+            if row is None:
+                continue
+            if request is None or request.running.get(one.row.sample) is not row:
+                row.held = one.kv_blocks
+                if one.ended:
+                    self.residency.forget_doomed(row)
+                continue
+            self.residency.progress(row, one.new_tokens, one.kv_blocks)
+            if one.ended:
+                self.residency.leave(row)
+                del request.running[one.row.sample]
+                request.ended_rows += 1
+                if not one.ok or request.ended_rows == request.rows:
+                    self._resolve(request)
+
+    # --- answers ---
+
+    def _resolve(self, request: Request) -> None:
+        self._answered(request, "done")
+        self._out.append(Resolve(request.id))
+
+    def _refuse(self, request: Request, error: OpenRLError) -> None:
+        self._answered(request, f"refused: {error.message}")
+        self._out.append(Refuse(request.id, error))
+
+    def _answered(self, request: Request, how: str) -> None:
+        for row in request.running.values():
+            self.residency.doom(row)
+        request.running.clear()
+        request.preempted.clear()
+        self.queues.remove(request, self._now)
+        self._closed.pop(request.id, None)
+        self._tell(request, how)
+        first = self._now if request.started is None else request.started
+        self.chronicle.answered(request.share, first - request.arrived)
+
+    def _tell(self, request: Request, what: str) -> None:
+        self.chronicle.tell(self._now, request.item.lane, request.id, what)
+
+    # --- what next ---
+
+    def _start(self) -> None:
+        if self.flight is not None or self.residency.capacity is None:
+            return
+        self.flight = self.planner.next_pass(self._now)
+        if self.flight is not None:
+            self._out.append(self.flight.order)
+            self.chronicle.started(self.flight)
+
+    def _ask_for_tick(self) -> None:
+        when = self.queues.wake_at()
+        if when is not None and when != self._asked:
+            self._asked = when
+            self._out.append(WakeAt(when))

@@ -1,0 +1,139 @@
+"""What happened: who used the engine, pass by pass and in sum, and each request's history."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from openrl.engines.base import WeightsKey
+from openrl.scheduler.events import Finished, PassId
+from openrl.scheduler.fairshare import Share
+from openrl.scheduler.packing import PassKind
+from openrl.scheduler.passes import Flight
+from openrl.scheduler.settlement import Part
+from openrl.types import RequestId
+
+TIMELINE = 4096
+STORY = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """One finished pass. `seconds` is measured engine time, `who` are owners, `requests` those
+    that had a part in it."""
+
+    pass_id: PassId
+    kind: PassKind
+    weights: WeightsKey
+    start: float
+    end: float
+    seconds: float
+    tokens: int
+    who: tuple[str, ...]
+    lanes: tuple[str, ...]
+    requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Sums since the start: engine seconds, tokens trained and sampled (prompts included),
+    requests answered, and the seconds that they waited for their first service."""
+
+    engine_seconds: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+    wait_seconds: float = 0.0
+
+    def plus(self, seconds: float = 0.0, tokens: int = 0) -> Account:
+        return replace(
+            self, engine_seconds=self.engine_seconds + seconds, tokens=self.tokens + tokens
+        )
+
+    def answered(self, wait: float) -> Account:
+        return replace(self, requests=self.requests + 1, wait_seconds=self.wait_seconds + wait)
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """`at` is seconds on the core's clock."""
+
+    at: float
+    lane: str
+    request_id: RequestId | None
+    what: str
+
+
+class Chronicle:
+    """`accounts` are by level and name: ("owner", …), ("session", …), ("lane", …)."""
+
+    def __init__(self) -> None:
+        self.timeline: deque[PassRecord] = deque(maxlen=TIMELINE)
+        self.accounts: dict[tuple[str, str], Account] = {}
+        self.passes: dict[PassKind, int] = {}
+        self.engine_seconds = 0.0
+        self.mean_seconds = 0.0
+        self._lines: deque[StoryLine] = deque(maxlen=STORY)
+
+    def tell(self, at: float, lane: str, request_id: RequestId | None, what: str) -> None:
+        self._lines.append(StoryLine(at, lane, request_id, what))
+
+    def story(self, lane: str) -> tuple[StoryLine, ...]:
+        return tuple(line for line in self._lines if line.lane == lane)
+
+    def started(self, flight: Flight) -> None:
+        for request, count in Counter(flight.parts).items():
+            what = f"pass {flight.id}: {count} of {request.parts} parts"
+            self.tell(flight.started, request.item.lane, request.id, what)
+
+    def used(self, leaf: Share, seconds: float, tokens: int) -> None:
+        for name in _names(leaf):
+            self.accounts[name] = self.accounts.get(name, Account()).plus(seconds, tokens)
+
+    def answered(self, leaf: Share, wait: float) -> None:
+        for name in _names(leaf):
+            self.accounts[name] = self.accounts.get(name, Account()).answered(wait)
+
+    def record(
+        self, flight: Flight, event: Finished, parts: Mapping[Share, Part], now: float
+    ) -> None:
+        kind = flight.group[1]
+        requests = {request.id for request in flight.parts} | {r.request_id for r in flight.rows}
+        self.timeline.append(
+            PassRecord(
+                flight.id,
+                kind,
+                flight.group[0],
+                flight.started,
+                now,
+                event.seconds,
+                sum(part.tokens for part in parts.values()),
+                tuple(sorted({leaf.owner.name for leaf in parts})),
+                tuple(sorted(leaf.name for leaf in parts)),
+                len(requests),
+            )
+        )
+        self.passes[kind] = self.passes.get(kind, 0) + 1
+        self.engine_seconds += event.seconds
+        weight = 0.1 if self.mean_seconds else 1.0
+        self.mean_seconds += weight * (event.seconds - self.mean_seconds)
+
+
+def _names(leaf: Share) -> list[tuple[str, str]]:
+    nodes = [node.name for node, _ in leaf.path()]
+    return list(zip(("lane", "session", "owner"), nodes, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counters of one moment. `accounts` as in `Chronicle`."""
+
+    engine_ready: bool
+    lanes: int
+    requests_waiting: int
+    requests_running: int
+    rows_running: int
+    rows_preempted: int
+    passes: Mapping[PassKind, int]
+    engine_seconds: float
+    accounts: Mapping[tuple[str, str], Account]
