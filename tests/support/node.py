@@ -38,7 +38,7 @@ async def serving(
     data: Path, config: Config = CONFIG, engine: Engine | None = None
 ) -> AsyncIterator[Node]:
     config = replace(config, data=data)
-    engine = engine or FakeEngine(config)
+    engine = engine or FakeEngine([source.name for source in config.models])
     catalogue, store = Catalogue(None), CheckpointStore(data / "checkpoints")
     futures, journal = Futures(time.monotonic, config.retention_seconds), NullJournal()
     actor = EngineActor(
