@@ -10,13 +10,13 @@ Every lookup takes the owner, and another owner's name is `NotFound` just as one
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from openrl.errors import NotFound, ServerError, UserError
+from openrl.errors import NotFound, UserError
+from openrl.nouns import Column, NounTable
 from openrl.types import (
     CheckpointKind,
     LoraConfig,
@@ -110,19 +110,13 @@ class Catalogue:
     def __init__(self, file: Path | None) -> None:
         """Opens or makes the database; None keeps it in memory. Raises `ServerError` when the
         file was written by a newer version."""
-        if file is not None:
-            file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            file.touch(mode=0o600)
-        self._sql = sqlite3.connect(file or ":memory:", isolation_level=None)
-        self._sql.execute("PRAGMA journal_mode = WAL")
-        self._sql.execute("PRAGMA synchronous = NORMAL")
-        _migrate(self._sql)
+        self._table = NounTable(file)
         self._known: dict[tuple[str, str], Noun] = {}
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
         self.write_touched()
-        self._sql.close()
+        self._table.close()
 
     # --- sessions ---
 
@@ -198,13 +192,13 @@ class Catalogue:
         self._put(replace(self.checkpoint(path, owner), expires_at=expires_at))
 
     def expired(self, now: float) -> tuple[Checkpoint, ...]:
-        rows = self._sql.execute(_EXPIRED, ("Checkpoint", now))
-        return tuple(_decode(Checkpoint, body) for (body,) in rows)
+        bodies = self._table.expired("Checkpoint", now)
+        return tuple(_decode(Checkpoint, body) for body in bodies)
 
     def delete_checkpoint(self, path: str, owner: OwnerId) -> Checkpoint:
         """Returns what was deleted, so that its files can follow."""
         checkpoint = self.checkpoint(path, owner)
-        self._sql.execute(_DELETE, ("Checkpoint", path))
+        self._table.delete("Checkpoint", path)
         self._known.pop(("Checkpoint", path), None)
         return checkpoint
 
@@ -232,21 +226,21 @@ class Catalogue:
         self.session(session_id, owner)
         return self._page(Sampler, "parent", session_id).items
 
-    # --- the one table ---
+    # --- memory and table ---
 
     def _put(self, noun: Noun) -> None:
         kind, identity, parent = _identity(noun)
         body = json.dumps(asdict(noun))
-        self._sql.execute(_PUT, (kind, identity, noun.owner, parent, noun.created_at, body))
+        self._table.put(kind, identity, noun.owner, parent, noun.created_at, body)
         self._known[kind, identity] = noun
 
     def _find(self, kind: type[T], identity: str) -> T | None:
         known = self._known.get((kind.__name__, identity))
         if known is None:
-            row = self._sql.execute(_GET, (kind.__name__, identity)).fetchone()
-            if row is None:
+            body = self._table.get(kind.__name__, identity)
+            if body is None:
                 return None
-            known = self._known[kind.__name__, identity] = _decode(kind, row[0])
+            known = self._known[kind.__name__, identity] = _decode(kind, body)
         return cast(T, known)
 
     def _owned(self, kind: type[T], identity: str, owner: OwnerId) -> T:
@@ -256,44 +250,12 @@ class Catalogue:
         return noun
 
     def _page(
-        self, kind: type[T], column: str, value: str, limit: int = -1, offset: int = 0
+        self, kind: type[T], by: Column, value: str, limit: int = -1, offset: int = 0
     ) -> Page[T]:
-        list_sql, count_sql = _BY[column]
-        rows = self._sql.execute(list_sql, (kind.__name__, value, limit, offset))
-        items = tuple(_decode(kind, body) for (body,) in rows)
-        (total,) = self._sql.execute(count_sql, (kind.__name__, value)).fetchone()
-        return Page(items, total)
+        bodies, total = self._table.page(kind.__name__, by, value, limit, offset)
+        return Page(tuple(_decode(kind, body) for body in bodies), total)
 
 
-# What is looked up by has a column; everything else is in `body`, as JSON.
-_MIGRATIONS = (
-    """
-    CREATE TABLE nouns (
-        kind TEXT NOT NULL, id TEXT NOT NULL, owner TEXT NOT NULL, parent TEXT NOT NULL,
-        created_at REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, id)) WITHOUT ROWID;
-    CREATE INDEX by_owner ON nouns (kind, owner, created_at DESC, id DESC);
-    CREATE INDEX by_parent ON nouns (kind, parent, created_at DESC, id DESC);
-    CREATE INDEX by_expiry ON nouns (kind, json_extract(body, '$.expires_at'));
-    """,
-)
-_PUT = """INSERT INTO nouns VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET
-    owner = excluded.owner, parent = excluded.parent, created_at = excluded.created_at,
-    body = excluded.body"""
-_GET = "SELECT body FROM nouns WHERE kind = ? AND id = ?"
-_DELETE = "DELETE FROM nouns WHERE kind = ? AND id = ?"
-_EXPIRED = "SELECT body FROM nouns WHERE kind = ? AND json_extract(body, '$.expires_at') <= ?"
-_BY = {
-    "owner": (
-        "SELECT body FROM nouns WHERE kind = ? AND owner = ? "
-        "ORDER BY created_at DESC, id DESC LIMIT ? OFFSET ?",
-        "SELECT count(*) FROM nouns WHERE kind = ? AND owner = ?",
-    ),
-    "parent": (
-        "SELECT body FROM nouns WHERE kind = ? AND parent = ? "
-        "ORDER BY created_at DESC, id DESC LIMIT ? OFFSET ?",
-        "SELECT count(*) FROM nouns WHERE kind = ? AND parent = ?",
-    ),
-}
 _CALLED: Mapping[type[Any], str] = {
     Session: "session",
     Run: "model",
@@ -305,17 +267,6 @@ _INNER: Mapping[str, Callable[[Any], Any]] = {
     "target": lambda value: SamplerTarget(**value),
     "tags": tuple,
 }
-
-
-def _migrate(sql: sqlite3.Connection) -> None:
-    (version,) = sql.execute("PRAGMA user_version").fetchone()
-    if version > len(_MIGRATIONS):
-        raise ServerError(
-            f"the catalogue has format {version}; this server knows up to {len(_MIGRATIONS)}: "
-            "start the newer version that wrote it"
-        )
-    for number, script in enumerate(_MIGRATIONS[version:], start=version + 1):
-        sql.executescript(f"BEGIN; {script} PRAGMA user_version = {number}; COMMIT;")
 
 
 def _identity(noun: Noun) -> tuple[str, str, str]:

@@ -88,7 +88,6 @@ class EngineActor:
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._wake_at: float | None = None
-        self._load_ended = asyncio.Event()
         controls = Controls(self.models, catalogue, store, now)
         self._runner = Runner(engine, self._thread, self.models, self.backlog, controls, clock)
 
@@ -103,9 +102,9 @@ class EngineActor:
 
     async def loaded(self) -> None:
         """Returns when the base models are there. Raises what kept them from being."""
-        await self._load_ended.wait()
-        if self._loading.failure is not None:
-            raise self._loading.failure
+        await self._loading.over.wait()
+        if self.failure is not None:
+            raise self.failure
 
     async def drain(self, seconds: float) -> int:
         """Waits for what is accepted; then refuses what is left, and returns how much it was."""
@@ -240,7 +239,7 @@ class EngineActor:
             cause = f"{type(error).__name__}: {error}"
             self._lose(ServerError(f"the base models could not be loaded: {cause}"))
             return
-        self._loading.ready = True
+        self._loading.succeed()
         self.post(EngineReady(capacity))
 
     def _lose(self, error: OpenRLError) -> None:
@@ -253,7 +252,7 @@ class EngineActor:
         self._stop(ServerError(f"{name} stopped: {type(error).__name__}: {error}"))
 
     def _stop(self, error: OpenRLError) -> None:
-        self._loading.failure = error
+        self._loading.fail(error)
         for pending in self.backlog:
             self._answer(pending, Failed(error))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -27,11 +28,20 @@ class Loading:
         self._progress: dict[WeightsKey, LoadProgress] = {}
         self.ready = False
         self.failure: OpenRLError | None = None
+        self.over = asyncio.Event()  # the engine is ready, or never will be
 
     def progressed(self, progress: LoadProgress) -> None:
         """Called on the engine's thread; a single assignment, so that no lock is needed."""
         self._progress[progress.weights] = progress
         self._on_progress(progress)
+
+    def succeed(self) -> None:
+        self.ready = True
+        self.over.set()
+
+    def fail(self, error: OpenRLError) -> None:
+        self.failure = error
+        self.over.set()
 
     def status(self, bases: Mapping[str, BaseModelInfo]) -> tuple[ModelStatus, ...]:
         return tuple(self._status(info) for info in bases.values())
