@@ -6,14 +6,13 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 import click
 
-from openrl import preflight, threads
+from openrl import demo, preflight, threads
 from openrl.config import Config, build, environ, known_keys, resolve
 from openrl.errors import OpenRLError
 from openrl.settings import MODELS, Setting
@@ -40,7 +39,10 @@ class Source:
     flags: tuple[Setting, ...]
 
     def resolved(self) -> dict[str, Setting]:
-        return resolve(self.flags, environ, self.file)
+        """With the demo model when no source names any."""
+        demo_model = {demo.NAME: str(demo.model_directory())}
+        default = Setting(MODELS, demo_model, "the demo model, since none is named")
+        return {MODELS: default, **resolve(self.flags, environ, self.file)}
 
 
 def configured(command: Callable[[Source], None]) -> Callable[..., None]:
@@ -99,14 +101,15 @@ def version() -> None:
 @cli.command()
 @configured
 def serve(source: Source) -> None:
-    """Serve models over the Tinker protocol."""
+    """Serve models over the Tinker protocol; without --model, a small one for trying out."""
     config = build(source.resolved())
     preflight.check(config)
     config = threads.settle(config, environ)
     set_up_logging(config.log_level, config.log_format)
+    from openrl import server  # settles first: torch reads the thread settings once
+
     try:
-        # Only now may torch be imported: it reads the thread settings once.
-        import_module("openrl.server").run(config)
+        server.run(config)
     except OSError as error:
         if (advice := preflight.explain(error, config)) is None:
             raise

@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 from openrl.config import Config, ModelSource
@@ -26,6 +27,9 @@ def _models(config: Config) -> Iterator[str]:
     if not config.models:
         yield "no model to serve: say --model NAME=PATH, or --model NAME for one of the hub's"
     if config.engine.kind == "torch":
+        for package in ("torch", "transformers", "safetensors"):
+            if find_spec(package) is None:  # looks without importing
+                yield f'the torch engine needs {package}: pip install -e ".[server]" in your clone'
         for model in config.models:
             yield from _files(model)
 

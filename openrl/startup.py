@@ -25,7 +25,9 @@ log = logging.getLogger("openrl")
 class StartupView:
     """Calls come in this order: `serving`, `progress` as often as there is some, `ready`.
 
-    `close` may be called at any time and more than once; nothing is drawn live after it.
+    Progress before `serving` is not shown; what the engine chose where the configuration says
+    auto is in its stages. `close` may be called at any time and more than once; nothing is
+    drawn live after it.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class StartupView:
         self._draws = self._console.is_terminal and config.log_format == "pretty"
         self._clock = clock
         self._started = clock()
+        self._introduced = False
         self._bars: dict[WeightsKey, TaskID] = {}
         self._said: set[tuple[WeightsKey, str, int]] = set()
         self._live = Progress(
@@ -49,18 +52,12 @@ class StartupView:
             console=self._console,
         )
 
-    def serving(
-        self,
-        infos: Sequence[BaseModelInfo],
-        address: str,
-        device: str | None = None,
-        dtype: str | None = None,
-    ) -> None:
-        """`device` and `dtype` as the engine chose them, where the configuration says auto."""
+    def serving(self, infos: Sequence[BaseModelInfo], address: str) -> None:
         engine = self._config.engine
+        self._introduced = True
         self._say(f"OpenRL listens at {address}, data in {self._config.data.absolute()}")
         self._say(
-            f"{engine.kind} engine on {device or engine.device} in {dtype or engine.dtype}, "
+            f"{engine.kind} engine: device {engine.device}, dtype {engine.dtype}, "
             f"{engine.threads or 'default'} threads, waiting {engine.wait_policy}"
         )
         if self._draws:
@@ -70,6 +67,8 @@ class StartupView:
                 self._say(f"serves {info.name}: {_facts(info)}")
 
     def progress(self, step: LoadProgress) -> None:
+        if not self._introduced:
+            return
         if not self._draws:
             self._say_once(step)
             return

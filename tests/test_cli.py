@@ -8,14 +8,16 @@ import logging
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from openrl import preflight, telemetry
+from openrl import demo, preflight, telemetry
 from openrl.commands import cli
 from openrl.config import Config, EngineConfig, ModelSource
 from openrl.engines.base import BaseModelInfo, LoadProgress, WeightsKey
@@ -49,6 +51,12 @@ def test_show_says_where_each_setting_comes_from(tmp_path: Path) -> None:
     assert "max_rows = 256  # default\n" in shown.output
 
 
+def test_without_a_model_the_demo_is_served() -> None:
+    shown = openrl("config", "show", env={"OPENRL_CONFIG": None, "OPENRL_MODELS": None})
+    assert f'"{demo.NAME}" = "{demo.model_directory()}"' in shown.output
+    assert "demo model" in shown.output
+
+
 def test_check_accepts_what_can_be_served(model: Path, tmp_path: Path) -> None:
     data = tmp_path / "not" / "yet" / "there"
     checked = openrl("config", "check", "--model", f"a={model}", "--data", str(data))
@@ -71,6 +79,16 @@ def test_every_problem_is_said_at_once(command: tuple[str, ...], tmp_path: Path)
     assert f"model b: {tmp_path / 'empty'} holds no config.json" in refused.output
     assert "choose another with --data" in refused.output
     assert "Traceback" not in refused.output
+
+
+def test_an_engine_that_is_not_installed_is_said(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if "site-packages" not in path])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    refused = openrl("config", "check", "--model", f"a={model}")
+    assert refused.exit_code == 1
+    assert 'the torch engine needs torch: pip install -e ".[server]"' in refused.output
 
 
 def test_a_bad_flag_is_named() -> None:
@@ -112,6 +130,70 @@ def test_without_the_server_extra_it_says_what_to_install() -> None:
     assert "Traceback" not in done.stderr
 
 
+# --- a server of its own --------------------------------------------------------------------
+
+FAKE = ("serve", "--engine", "fake", "--model", "fake/tiny")
+
+
+def serve(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", "from openrl.cli import main; main()", *FAKE, *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def lines_until(stream: TextIO, word: str) -> str:
+    said = ""
+    for line in stream:
+        said += line
+        if word in line:
+            return said
+    raise AssertionError(f"ended without {word!r}:\n{said}")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server with the fake engine, and what it said up to being ready."""
+    process = serve("--port", "0", "--data", str(tmp_path / "data"), "--threads", "1")
+    try:
+        assert process.stderr is not None
+        yield process, lines_until(process.stderr, "TINKER_BASE_URL")
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_serve_says_what_it_serves_answers_and_drains(
+    server: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    process, said = server
+    assert f"data in {tmp_path / 'data'}" in said
+    assert "fake engine: device auto, dtype auto, 1 threads, waiting passive" in said
+    assert "serves fake/tiny" in said
+    address = said.split("TINKER_BASE_URL=")[1].split()[0]
+    with urllib.request.urlopen(f"{address}/readyz", timeout=10) as answer:
+        assert answer.status == 200
+    process.terminate()
+    _, rest = process.communicate(timeout=20)
+    assert process.returncode == 0, rest
+    assert "Traceback" not in rest
+
+
+def test_what_is_in_use_already_is_said(
+    server: tuple[subprocess.Popen[str], str], tmp_path: Path
+) -> None:
+    _, said = server
+    port = said.split("TINKER_BASE_URL=")[1].split()[0].rpartition(":")[2]
+    taken = serve("--port", port, "--data", str(tmp_path / "other"))
+    _, words = taken.communicate(timeout=20)
+    assert taken.returncode == 1
+    assert f"127.0.0.1:{port} is taken" in words
+    assert "Traceback" not in words
+    held = serve("--port", "0", "--data", str(tmp_path / "data"))
+    _, words = held.communicate(timeout=20)
+    assert held.returncode == 1
+    assert "in use by another server" in words
+    assert "Traceback" not in words
+
+
 # --- start-up -------------------------------------------------------------------------------
 
 INFO = BaseModelInfo("a/b", WeightsKey("w"), 2048, 1000, (0,), "a/b", 64, "LlamaForCausalLM")
@@ -123,7 +205,8 @@ def start(config: Config, terminal: bool) -> str:
     view = StartupView(
         config, Console(file=stream, force_terminal=terminal, width=120), lambda: next(ticks)
     )
-    view.serving([INFO], "http://127.0.0.1:8000", device="cpu", dtype="float32")
+    view.progress(LoadProgress(WeightsKey("w"), "too early", 0.0))
+    view.serving([INFO], "http://127.0.0.1:8000")
     for percent in range(101):
         view.progress(LoadProgress(WeightsKey("w"), "reading weights", percent / 100))
     view.ready("http://127.0.0.1:8000")
@@ -137,7 +220,7 @@ CONFIG = Config(models=(ModelSource("a/b"),), data=Path("/data"), engine=EngineC
 def test_plain_lines_where_there_is_no_terminal() -> None:
     assert start(CONFIG, terminal=False).splitlines() == [
         "OpenRL listens at http://127.0.0.1:8000, data in /data",
-        "torch engine on cpu in float32, 2 threads, waiting passive",
+        "torch engine: device auto, dtype auto, 2 threads, waiting passive",
         "serves a/b: LlamaForCausalLM, context 2048, vocabulary 1000, LoRA rank up to 64",
         "reading weights: 0%",
         "reading weights: 25%",

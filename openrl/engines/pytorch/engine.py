@@ -81,9 +81,10 @@ class TorchEngine:
         count = len({info.weights for info in infos})
         for source, info in zip(self._sources, infos, strict=True):
             if info.weights not in self._served:
-                progress(LoadProgress(info.weights, f"loading {info.name}", 0.0))
+                where = f"on {self.device} in {str(self.dtype).removeprefix('torch.')}"
+                progress(LoadProgress(info.weights, f"loading {info.name} {where}", 0.0))
                 self._served[info.weights] = self._serve(source, info, count)
-                progress(LoadProgress(info.weights, f"{info.name} is loaded", 1.0))
+                progress(LoadProgress(info.weights, f"{info.name} is loaded {where}", 1.0))
         return self._capacity()
 
     def execute(self, work: Pass) -> Executed:
