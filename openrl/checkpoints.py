@@ -38,7 +38,7 @@ class CheckpointStore:
     def __init__(self, root: Path) -> None:
         """Makes the root, and removes what a former process left half-written."""
         self._root = root
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(root)
         shutil.rmtree(root / _STAGING, ignore_errors=True)
 
     def directory(self, path: TinkerPath, created_at: float) -> Path:
@@ -52,7 +52,7 @@ class CheckpointStore:
 
     def stage(self) -> Staged:
         directory = self._root / _STAGING / uuid.uuid4().hex
-        directory.mkdir(mode=0o700, parents=True)
+        _make_private(directory)
         return Staged(directory)
 
     def discard(self, staged: Staged) -> None:
@@ -65,9 +65,10 @@ class CheckpointStore:
         """
         target = self.directory(path, created_at)
         size = _harden(staged.directory)
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(target.parent)
         staged.directory.rename(target)
-        _sync(target.parent)
+        for parent in target.parents[:4]:  # as far as the root: any of them may be new
+            _sync(parent)
         return size
 
     def delete(self, path: TinkerPath, created_at: float) -> None:
@@ -88,6 +89,13 @@ def _safe(model_id: str) -> str:
     if name.startswith(".") or len(name) > 255:
         raise UserError(f"model id {model_id!r} is not allowed")
     return name
+
+
+def _make_private(directory: Path) -> None:
+    """With its parents; `mkdir` alone gives its mode to the last one only."""
+    if not directory.is_dir():
+        _make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def _harden(directory: Path) -> int:

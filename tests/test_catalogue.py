@@ -1,0 +1,177 @@
+"""Names are kept, found by their owners alone, and listed newest first."""
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openrl.catalogue import Catalogue, Checkpoint, Run, Sampler, Session
+from openrl.errors import NotFound, ServerError, UserError
+from openrl.types import (
+    LoraConfig,
+    ModelId,
+    OwnerId,
+    SamplerTarget,
+    SamplingSessionId,
+    SessionId,
+    TinkerPath,
+    VersionId,
+)
+
+ALICE, BOB = OwnerId("alice"), OwnerId("bob")
+SESSION = Session(
+    SessionId("s"),
+    ALICE,
+    1.25,
+    tags=("a", "b"),
+    user_metadata={"k": "v"},
+    sdk_version="0.38.0",
+    project_id="p",
+    display_name="d",
+)
+RUN = Run(
+    ModelId("s:train:0"),
+    SessionId("s"),
+    ALICE,
+    "base",
+    LoraConfig(rank=8, seed=2**63 - 1, train_mlp=False),
+    2.0,
+    2.0,
+    {"m": "x"},
+)
+CHECKPOINT = Checkpoint(
+    path=TinkerPath("tinker://s:train:0/weights/a"),
+    model_id=RUN.model_id,
+    owner=ALICE,
+    kind="weights",
+    name="a",
+    base_model="base",
+    lora=RUN.lora,
+    created_at=1733333333.123456,
+    size_bytes=12,
+    with_optimizer=True,
+    expires_at=100.0,
+)
+SAMPLER = Sampler(
+    SamplingSessionId("s:sample:0"),
+    SessionId("s"),
+    ALICE,
+    SamplerTarget("base", VersionId("v"), CHECKPOINT.path),
+    3.0,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "catalogue.sqlite"
+
+
+@pytest.fixture
+def catalogue(file: Path) -> Iterator[Catalogue]:
+    opened = Catalogue(file)
+    opened.add_session(SESSION)
+    opened.add_run(RUN)
+    opened.add_checkpoint(CHECKPOINT)
+    opened.add_sampler(SAMPLER)
+    yield opened
+    opened.close()
+
+
+def test_everything_is_there_after_a_restart(catalogue: Catalogue, file: Path) -> None:
+    again = Catalogue(file)  # a fresh memory over the same file
+    assert again.session("s", ALICE) == SESSION
+    assert again.run("s:train:0", ALICE) == RUN
+    assert again.checkpoint(CHECKPOINT.path, ALICE) == CHECKPOINT
+    assert again.checkpoint(CHECKPOINT.path, ALICE).version == CHECKPOINT.version
+    assert again.sampler("s:sample:0", ALICE) == SAMPLER
+    again.close()
+
+
+def test_another_owners_names_are_not_found(catalogue: Catalogue) -> None:
+    lookups = [
+        lambda owner: catalogue.session("s", owner),
+        lambda owner: catalogue.finish_session("s", owner, "x"),
+        lambda owner: catalogue.run("s:train:0", owner),
+        lambda owner: catalogue.runs_of("s", owner),
+        lambda owner: catalogue.checkpoint(CHECKPOINT.path, owner),
+        lambda owner: catalogue.checkpoints_of("s:train:0", owner),
+        lambda owner: catalogue.set_expiry(CHECKPOINT.path, owner, None),
+        lambda owner: catalogue.delete_checkpoint(CHECKPOINT.path, owner),
+        lambda owner: catalogue.sampler("s:sample:0", owner),
+        lambda owner: catalogue.samplers_of("s", owner),
+    ]
+    for lookup in lookups:
+        with pytest.raises(NotFound):
+            lookup(BOB)
+    for page in (catalogue.sessions(BOB), catalogue.runs(BOB), catalogue.checkpoints(BOB)):
+        assert (page.items, page.total) == ((), 0)
+    for lookup in lookups:
+        lookup(ALICE)
+
+
+def test_lists_are_newest_first_and_paged(catalogue: Catalogue) -> None:
+    for i in range(1, 6):
+        name = ModelId(f"s:train:{i}")
+        catalogue.add_run(replace(RUN, model_id=name, created_at=10.0 - i))
+    page = catalogue.runs(ALICE, limit=2, offset=1)
+    assert [run.created_at for run in page.items] == [8.0, 7.0]
+    assert page.total == 6
+    assert [run.created_at for run in catalogue.runs_of("s", ALICE)] == [9, 8, 7, 6, 5, 2]
+
+
+def test_the_first_reason_to_finish_wins(catalogue: Catalogue) -> None:
+    catalogue.finish_session("s", ALICE, "success")
+    catalogue.finish_session("s", ALICE, "errored")
+    assert catalogue.session("s", ALICE).finished == "success"
+
+
+def test_a_sampler_is_made_once(catalogue: Catalogue) -> None:
+    assert catalogue.add_sampler(replace(SAMPLER, created_at=99.0)) == SAMPLER
+    with pytest.raises(UserError):
+        catalogue.add_sampler(replace(SAMPLER, target=SamplerTarget("base")))
+    with pytest.raises(UserError):
+        catalogue.add_sampler(replace(SAMPLER, owner=BOB))
+    assert catalogue.sampler("s:sample:0", ALICE) == SAMPLER
+
+
+def test_a_recreated_name_is_another_version(catalogue: Catalogue) -> None:
+    catalogue.add_checkpoint(replace(CHECKPOINT, created_at=CHECKPOINT.created_at + 1e-6))
+    again = catalogue.checkpoint(CHECKPOINT.path, ALICE)
+    assert again.version != CHECKPOINT.version
+    assert catalogue.checkpoints(ALICE).total == 1
+
+
+def test_expiry_and_deletion(catalogue: Catalogue) -> None:
+    assert catalogue.expired(99.0) == ()
+    assert catalogue.expired(100.0) == (CHECKPOINT,)
+    catalogue.set_expiry(CHECKPOINT.path, ALICE, None)
+    assert catalogue.expired(1e12) == ()
+    assert catalogue.delete_checkpoint(CHECKPOINT.path, ALICE).path == CHECKPOINT.path
+    with pytest.raises(NotFound):
+        catalogue.checkpoint(CHECKPOINT.path, ALICE)
+    assert catalogue.checkpoints(ALICE).total == 0
+
+
+def test_the_time_of_the_last_request_reaches_the_file(catalogue: Catalogue, file: Path) -> None:
+    catalogue.touch_run(RUN.model_id, 50.0)
+    assert catalogue.run("s:train:0", ALICE).last_request_at == 50.0
+    assert catalogue.runs(ALICE).items[0].last_request_at == 50.0
+    catalogue.touch_run(RUN.model_id, 60.0)
+    catalogue.write_touched()
+    other = Catalogue(file)
+    assert other.run("s:train:0", ALICE).last_request_at == 60.0
+    other.close()
+
+
+def test_a_newer_format_is_refused_and_the_file_is_private(
+    catalogue: Catalogue, file: Path
+) -> None:
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    with sqlite3.connect(file) as sql:
+        sql.execute("PRAGMA user_version = 99")
+    with pytest.raises(ServerError, match="format 99"):
+        Catalogue(file)

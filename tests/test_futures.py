@@ -1,0 +1,60 @@
+"""Waiting: resolved once, fetched as often as asked, forgotten after a while."""
+
+import asyncio
+
+import pytest
+
+from openrl.errors import NotFound
+from openrl.futures import Futures
+from openrl.types import ModelUnloaded, OwnerId, RequestId
+
+ALICE, BOB = OwnerId("alice"), OwnerId("bob")
+A, B = RequestId("m:1"), RequestId("m:2")
+DONE = ModelUnloaded("m")  # type: ignore[arg-type]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def opened(clock: Clock) -> Futures:
+    futures = Futures(clock, retention_seconds=10.0)
+    futures.open(A, ALICE, "UnloadModel", "m")
+    return futures
+
+
+async def test_an_outcome_can_be_fetched_again_until_its_retention_ends() -> None:
+    clock = Clock()
+    futures = opened(clock)
+    assert await futures.wait(futures.find(A, ALICE), 0.0) is None
+    waiting = asyncio.create_task(futures.wait(futures.find(A, ALICE), 5.0))
+    await asyncio.sleep(0)
+    clock.now = 100.0
+    assert futures.sweep() == 0  # pending ones are kept, however old
+    futures.resolve(A, DONE)
+    assert await waiting is DONE
+    clock.now = 110.0
+    assert futures.sweep() == 0
+    assert await futures.wait(futures.find(A, ALICE), 0.0) is DONE
+    clock.now = 110.5
+    assert futures.sweep() == 1
+    assert not futures.known(A)
+
+
+def test_another_owners_request_is_not_found() -> None:
+    futures = opened(Clock())
+    for request, owner in ((A, BOB), (B, ALICE)):
+        with pytest.raises(NotFound):
+            futures.find(request, owner)
+
+
+def test_a_request_is_opened_and_resolved_once() -> None:
+    futures = opened(Clock())
+    with pytest.raises(AssertionError):
+        futures.open(A, ALICE, "UnloadModel", "m")
+    futures.resolve(A, DONE)
+    with pytest.raises(AssertionError):
+        futures.resolve(A, DONE)
