@@ -28,7 +28,8 @@ _order = count()
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """`tag` and `clock` are virtual seconds; `order` breaks ties: first come, first served."""
+    """`tag` and `clock` are virtual seconds; `order` breaks ties: first come, first served.
+    `users` counts the children that are `used`; the others are kept while their tags matter."""
 
     name: str
     parent: Share | None
@@ -40,7 +41,8 @@ class Share:
     queues: dict[Group, SortedList] = field(default_factory=dict)
     children: dict[str, Share] = field(default_factory=dict)
     fading: list[tuple[float, int, Share]] = field(default_factory=list)
-    used: bool = True
+    used: bool = False
+    users: int = 0
 
     @property
     def key(self) -> tuple[float, int, Share]:
@@ -63,16 +65,11 @@ class Share:
         """The child of that name, made when it is not there."""
         found = self.children.get(name)
         if found is None:
-            found = Share(name, None, weight)
-            attach(found, self)
-        found.used = True
+            found = self.children[name] = Share(name, self, weight, tag=self.clock)
+        if not found.used:
+            found.used = True
+            self.users += 1
         return found
-
-
-def attach(node: Share, parent: Share) -> None:
-    node.parent = parent
-    node.tag = parent.clock
-    parent.children[node.name] = node
 
 
 def ready(leaf: Share, group: Group) -> None:
@@ -99,10 +96,6 @@ def charge(leaf: Share, seconds: float) -> None:
         _move(node, parent, max(parent.clock, node.tag + seconds / node.weight))
 
 
-def set_weight(node: Share, weight: float) -> None:
-    node.weight = weight
-
-
 def first(root: Share, group: Group) -> Share | None:
     """The neediest leaf that is ready in the group."""
     node = root
@@ -123,25 +116,36 @@ def serve(leaf: Share) -> None:
 
 
 def advance(parent: Share, clock: float) -> None:
-    """Moves a clock forward and forgets idle children that it has passed."""
+    """Moves a clock forward and forgets unused children that it has passed."""
     parent.clock = max(parent.clock, clock)
     while parent.fading and parent.fading[0][0] <= parent.clock:
         child = heappop(parent.fading)[2]
         if not child.used and parent.children.get(child.name) is child:
-            release(child)
+            _fade(child, parent)
 
 
 def release(node: Share) -> None:
-    """Nobody needs the node now: it is forgotten once its tag says nothing any more."""
+    """Nobody needs the node now. It is forgotten once its tag says nothing any more: when the
+    clock has passed it, or when no sibling is left to compare it with."""
     parent = node.parent
-    if parent is None or node.groups or node.children:
+    if parent is None or not node.used:
         return
     node.used = False
+    parent.users -= 1
+    if parent.users:
+        _fade(node, parent)
+    else:
+        parent.clock = max(parent.clock, *(child.tag for child in parent.children.values()))
+        parent.children.clear()
+        parent.fading.clear()
+        release(parent)
+
+
+def _fade(node: Share, parent: Share) -> None:
     if node.tag > parent.clock:
         heappush(parent.fading, node.key)
-        return
-    del parent.children[node.name]
-    release(parent)
+    else:
+        del parent.children[node.name]
 
 
 def ahead(root: Share, owner: Share) -> int:

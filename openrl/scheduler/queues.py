@@ -72,10 +72,10 @@ class Queues:
         return lane
 
     def _attached(self, lane: AnyLane, item: Item) -> Share:
-        """The lane's leaf, which is put under its owner and session by its first item."""
+        """The lane's leaf, put under its owner and session by its first item."""
         if lane.share.parent is None:
             owner = self.root.child(item.owner, self.weight(item.owner))
-            fairshare.attach(lane.share, owner.child(item.session_id))
+            lane.share = owner.child(item.session_id).child(lane.name)
         return lane.share
 
     # --- requests ---

@@ -97,7 +97,9 @@ class Residency:
         row.held = 0
 
     def doom(self, row: Row) -> None:
-        self.leave(row)
+        """The row is wanted no more, whether it runs or has been preempted."""
+        if row.id in self.running.get(row.owner, ()):
+            self.leave(row)
         self.doomed.setdefault(row.weights, {})[row.id] = row
 
     def forget_doomed(self, row: Row) -> None:

@@ -143,18 +143,19 @@ class Slicer:
             draft.take(leaf, seconds, tokens)
 
     def _room(self, request: Request, changes: Changes, now: float) -> bool:
-        """Takes room back where the request's owner is entitled to it. A row that has just
-        been preempted does not come back in the same slice."""
+        """Takes room back where the request's owner is entitled to it. No row both joins and
+        leaves in one slice."""
         if any(row.request_id == request.id for row in changes.preempt):
             return False
         if self._fits(request):
             return True
         victims = self._victims(request)
-        if not victims or any(row.weights != request.item.weights for row in victims):
+        weights = request.item.weights
+        if not all(row.weights == weights and row.id not in changes.prefills for row in victims):
             return False
         for row in victims:
             self._preempt(row, changes, now)
-        return True
+        return bool(victims)
 
     def _join(
         self, leaf: Share, request: Request, tokens: int, changes: Changes, now: float

@@ -159,6 +159,7 @@ class State:
         for request in list(self.queues.requests.values()):
             if request.started is not None:
                 request.running.clear()
+                request.preempted.clear()
                 self._refuse(request, error)
 
     # --- a pass comes back ---
@@ -227,7 +228,7 @@ class State:
         self._out.append(Refuse(request.id, error))
 
     def _answered(self, request: Request, how: str) -> None:
-        for row in request.running.values():
+        for row in (*request.running.values(), *request.preempted.values()):
             self.residency.doom(row)
         request.running.clear()
         request.preempted.clear()
