@@ -1,9 +1,10 @@
 """A frozen transformers model that runs packed batches of many adapters.
 
-The modules of transformers stay as they are but for two things: every linear that can be adapted
-is wrapped by `AdaptedLinear`, and attention goes to the batch's `Attend` through transformers'
-attention interface. Whether that is exact for a family is not believed but tested: loading
-compares packed log-probabilities with the untouched model's and refuses the family otherwise.
+The modules of transformers stay as they are but for three things: every linear that can be
+adapted is wrapped by `AdaptedLinear`, activation functions are replaced by steady ones, and
+attention goes to the batch's `Attend` through transformers' attention interface. Whether that is
+exact for a family is not believed but tested: loading compares packed log-probabilities with the
+untouched model's and refuses the family otherwise.
 
     base = loading.load_base_model(directory, device, dtype)
     hidden_TD = base.hidden(batch)              # after the final norm
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.attention import Attend
 from openrl.engines.pytorch.lora import Group, LinearSpec, Segment, StackedAdapters, adapted_linear
 from openrl.engines.pytorch.packing import Batch
@@ -89,6 +91,7 @@ class BaseModel:
         self._head = _head_of(self._model)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.linears = (*_wrap_linears(self.decoder, self._wire), self._head_spec())
+        _steady_activations(self.decoder, ACTIVATIONS[activation_name(self.config)]())
         self._model.set_attn_implementation(_PACKED)
 
     def _head_spec(self) -> LinearSpec:
@@ -181,6 +184,12 @@ def _wrap_linears(decoder: nn.Module, wire: _Wire) -> list[LinearSpec]:
             )
         )
     return specs
+
+
+def _steady_activations(decoder: nn.Module, activation: nn.Module) -> None:
+    for module in decoder.modules():
+        if "act_fn" in module._modules:
+            module._modules["act_fn"] = activation
 
 
 def _head_of(model: Any) -> nn.Linear:

@@ -58,7 +58,7 @@ def write_adapter(adapter: Adapter, directory: Path, base_name: str) -> None:
             a_key, b_key = _keys(linear)
             tensors[a_key] = factor.a_RD.detach().cpu().clone()
             tensors[b_key] = factor.b_NR.detach().cpu().clone()
-    save_file(tensors, directory / ADAPTER, metadata={"format": "pt"})
+    _save(tensors, directory / ADAPTER)
     text = json.dumps(_peft_config(adapter, base_name), indent=2, sort_keys=True)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
 
@@ -72,7 +72,15 @@ def write_optimizer(job: Job, directory: Path) -> None:
         tensors["step"] = torch.tensor(moments.step)
     if job.gradient is not None:
         tensors["gradient"] = job.gradient.flat.cpu()
-    save_file(tensors, directory / OPTIMIZER)
+    _save(tensors, directory / OPTIMIZER)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """Raises `OSError` like every other failure to write."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _keys(linear: LinearSpec) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.base_model import TARGETS, BaseModel, is_target
 from openrl.engines.pytorch.parity import reference_logprobs, require_parity
 from openrl.errors import UserError
@@ -48,6 +49,11 @@ def check_family(model: nn.Module) -> None:
                 f"model type {name} is not served: layer {number} has the linears {found} instead "
                 f"of {sorted(TARGETS)} (mixtures of experts and fused projections are refused)"
             )
+    if activation_name(config) not in ACTIVATIONS:
+        raise UserError(
+            f"model type {name} is not served: its activation {activation_name(config)} is none of "
+            f"{', '.join(ACTIVATIONS)}"
+        )
     for rope in _rope_types(config):
         if rope not in _STATIC_ROPE:
             raise UserError(

@@ -1,7 +1,7 @@
 """A packed batch: sequences laid end to end, with no padding between them.
 
 Rows are ordered by the caller so that each adapter's rows are together. At the end there may be
-a few filler rows that belong to nobody, so that no product has fewer than `MIN_ROWS` rows.
+a few filler rows that belong to nobody: see `filler_rows`.
 """
 
 from __future__ import annotations
@@ -44,10 +44,18 @@ class Rows:
     all_spans: tuple[Span, ...]
 
 
+def filler_rows(rows: int) -> int:
+    """How many rows to add for a multiple of `MIN_ROWS`. No product then has fewer rows, and no
+    elementwise kernel (all have an even number of columns) ends in the middle of a vector: there
+    torch takes scalar code, whose SiLU and GELU differ from the vector code's in the last bit,
+    so that a row would depend on whether it is the last of its batch."""
+    return -rows % MIN_ROWS
+
+
 def lay_out(sequences: Sequence[NDArray[np.int32]], device: torch.device) -> Rows:
     """`sequences`: int32 [N_i], each with N_i >= 1."""
     lengths = [len(sequence) for sequence in sequences]
-    filler = max(0, MIN_ROWS - sum(lengths))
+    filler = filler_rows(sum(lengths))
     parts = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
     if filler:
         parts.append(np.zeros(filler, dtype=np.int64))

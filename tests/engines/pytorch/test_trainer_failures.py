@@ -1,0 +1,193 @@
+"""A request that fails leaves no trace, and only it fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.torch_cases import KEY, add_job, gradient_of, piece, random_datum, run, succeeded
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from openrl.engines.base import OptimPass, OptimPiece
+from openrl.engines.pytorch.trainer import Trainer
+from openrl.errors import InvalidDatum, NotFound, OutOfMemory, UserError
+from openrl.types import AdamParams, Datum, Failed, LoraConfig, ModelId, RequestId
+
+
+def _overflowing(rng) -> Datum:
+    """exp(lp + 500) is infinite."""
+    datum = random_datum(rng, 10, "importance_sampling")
+    datum.loss_inputs["logprobs"][7] = -500
+    datum.loss_inputs["advantages"][7] = 1
+    return datum
+
+
+def _good(rng, length=10) -> Datum:
+    return random_datum(rng, length, "importance_sampling")
+
+
+def _failure(outcome):
+    assert isinstance(outcome, Failed), outcome
+    return outcome.error
+
+
+@pytest.fixture
+def trainer(base_model):
+    trainer = Trainer(base_model("qwen3"), "qwen3")
+    for model in "ab":
+        add_job(trainer, model, LoraConfig(rank=2, seed=1))
+    return trainer
+
+
+def test_a_loss_that_is_not_finite_names_its_datum(trainer):
+    rng = np.random.default_rng(0)
+    bad = piece("a", [_good(rng), _overflowing(rng)], "importance_sampling", start=4)
+    good = piece("b", [_good(rng)], "importance_sampling")
+    first, second = run(trainer, bad, good)
+    error = _failure(first)
+    assert isinstance(error, InvalidDatum)
+    assert (error.index, error.field) == (5, "loss")
+    assert trainer.job(ModelId("a")).gradient is None
+    succeeded(second)
+    assert trainer.job(ModelId("b")).gradient is not None
+
+
+def test_gradients_of_earlier_requests_stay_as_they_were(trainer):
+    rng = np.random.default_rng(1)
+    run(trainer, piece("a", [_good(rng)], "importance_sampling", request="a:1"))
+    before = gradient_of(trainer, "a").clone()
+    (outcome,) = run(trainer, piece("a", [_overflowing(rng)], "importance_sampling", request="a:2"))
+    _failure(outcome)
+    assert torch.equal(gradient_of(trainer, "a"), before)
+    run(trainer, piece("a", [_good(rng)], "importance_sampling", request="a:3"))
+    assert not torch.equal(gradient_of(trainer, "a"), before)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_failed_atom_drops_what_its_request_had_gathered(trainer, together):
+    rng = np.random.default_rng(2)
+    pieces = [
+        piece("a", [_good(rng)], "importance_sampling", last=False),
+        piece("a", [_overflowing(rng)], "importance_sampling", start=1, last=False),
+    ]
+    passes = [pieces] if together else [[one] for one in pieces]
+    outcomes = [outcome for some in passes for outcome in run(trainer, *some)]
+    succeeded(outcomes[0])
+    assert _failure(outcomes[1]).index == 1
+    assert trainer.job(ModelId("a")).gradient is None
+    good = [_good(rng)]
+    run(trainer, piece("a", good, "importance_sampling", request="a:2"))
+    run(trainer, piece("b", good, "importance_sampling", request="b:2"))
+    trainer.job(ModelId("b"))
+    weights = [trainer.job(ModelId(m)).adapter.weights.flat for m in "ab"]
+    if torch.equal(*weights):
+        assert torch.equal(gradient_of(trainer, "a"), gradient_of(trainer, "b"))
+
+
+def test_later_atoms_of_a_failed_request_in_the_same_pass_fail_with_it(trainer):
+    rng = np.random.default_rng(3)
+    first, last = run(
+        trainer,
+        piece("a", [_overflowing(rng)], "importance_sampling", last=False),
+        piece("a", [_good(rng)], "importance_sampling", start=1),
+    )
+    assert _failure(first) is _failure(last)
+    assert trainer.job(ModelId("a")).gradient is None
+
+
+def test_a_request_that_was_cut_short_leaves_nothing_behind(trainer):
+    rng = np.random.default_rng(4)
+    run(trainer, piece("a", [_good(rng)], "importance_sampling", request="a:1", last=False))
+    data = [_good(rng)]
+    run(trainer, piece("a", data, "importance_sampling", request="a:2"))
+    after_cut = gradient_of(trainer, "a").clone()
+    fresh = Trainer(trainer._base, "qwen3")
+    add_job(fresh, "a", LoraConfig(rank=2, seed=1))
+    run(fresh, piece("a", data, "importance_sampling", request="a:2"))
+    assert torch.equal(after_cut, gradient_of(fresh, "a"))
+
+
+def test_weights_that_are_not_finite_fail_their_own_request(trainer):
+    rng = np.random.default_rng(5)
+    trainer.job(ModelId("a")).adapter.weights.flat.fill_(float("nan"))
+    first, second = run(trainer, *(piece(m, [_good(rng)], "importance_sampling") for m in "ab"))
+    error = _failure(first)
+    assert (error.index, error.field) == (0, "logprobs")
+    succeeded(second)
+
+
+def test_a_gradient_that_is_not_finite_fails_though_its_loss_is(trainer):
+    """Slopes of 1e38 overflow on their way down; the loss itself stays finite."""
+    datum = random_datum(np.random.default_rng(6), 6, "cross_entropy")
+    datum.loss_inputs["weights"][:] = 3e37
+    (outcome,) = run(trainer, piece("a", [datum]))
+    assert "gradient" in _failure(outcome).message
+    assert trainer.job(ModelId("a")).gradient is None
+
+
+def test_a_model_that_is_not_there_fails_alone(trainer):
+    rng = np.random.default_rng(7)
+    first, second = run(
+        trainer, *(piece(m, [_good(rng)], "importance_sampling") for m in ("nobody", "a"))
+    )
+    assert isinstance(_failure(first), NotFound)
+    succeeded(second)
+    step = OptimPiece(RequestId("nobody:1"), ModelId("nobody"), AdamParams())
+    (outcome,) = trainer.optimize(OptimPass(KEY, (step,))).outcomes
+    assert isinstance(_failure(outcome), NotFound)
+
+
+def test_a_step_that_explodes_keeps_weights_and_gradient(trainer):
+    run(trainer, piece("a", [_good(np.random.default_rng(8))], "importance_sampling"))
+    weights = trainer.job(ModelId("a")).adapter.weights.flat
+    before = weights.clone(), gradient_of(trainer, "a").clone()
+    adam = AdamParams(learning_rate=3e38, weight_decay=10.0)
+    work = OptimPass(KEY, (OptimPiece(RequestId("a:2"), ModelId("a"), adam),))
+    (outcome,) = trainer.optimize(work).outcomes
+    assert isinstance(_failure(outcome), UserError)
+    assert torch.equal(weights, before[0])
+    assert torch.equal(gradient_of(trainer, "a"), before[1])
+    assert trainer.job(ModelId("a")).version == 0
+
+
+class _MemoryFor(TorchDispatchMode):
+    """A machine that has no room for hidden states [1, T, D] of more than `rows` rows."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self._rows = rows
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.ndim == 3 and out.shape[1] > self._rows:
+            raise torch.OutOfMemoryError("out of memory")
+        return out
+
+
+def test_out_of_memory_runs_fewer_atoms_and_names_the_one_that_never_fits(trainer):
+    rng = np.random.default_rng(9)
+    sizes = (20, 30, 70, 25)
+    pieces = [
+        piece(
+            model,
+            [random_datum(rng, n, "cross_entropy")],
+            request=f"{model}:{number}",
+        )
+        for number, (model, n) in enumerate(zip("abba", sizes, strict=True))
+    ]
+    expected = Trainer(trainer._base, "qwen3")
+    for model in "ab":
+        add_job(expected, model, LoraConfig(rank=2, seed=1))
+    run(expected, *(p for p, n in zip(pieces, sizes, strict=True) if n < 70))
+    with _MemoryFor(rows=50):
+        outcomes = run(trainer, *pieces)
+    for outcome, size in zip(outcomes, sizes, strict=True):
+        if size < 70:
+            succeeded(outcome)
+    error = _failure(outcomes[2])
+    assert isinstance(error, OutOfMemory)
+    assert "70 tokens" in error.message
+    for model in "ab":
+        assert torch.equal(gradient_of(trainer, model), gradient_of(expected, model))
