@@ -99,6 +99,7 @@ async def _running(
         admission=admission,
         models=actor.models,
         status=actor.status,
+        engine_seconds=lambda: actor.engine_seconds,
         clock=time.time,
         authenticator=AnyKey(),
     )

@@ -28,7 +28,8 @@ class Service:
         return codec.answer(request, {"status": "ok"})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 as soon as the door is open: requests wait for weights, clients need not."""
+        """200 as soon as the door is open: requests wait for weights, clients need not. The
+        growth of `engine_seconds` over a time is how busy the engine was in it."""
         models = {
             each.name: {
                 "state": each.state,
@@ -38,7 +39,8 @@ class Service:
             }
             for each in self._services.status()
         }
-        return codec.answer(request, {"status": "ok", "models": models})
+        busy = round(self._services.engine_seconds(), 3)
+        return codec.answer(request, {"status": "ok", "models": models, "engine_seconds": busy})
 
     async def client_config(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.ClientConfig)

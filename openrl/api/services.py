@@ -26,7 +26,8 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`clock` gives Unix seconds; `status` says how far each base model is."""
+    """`clock` gives Unix seconds; `status` says how far each base model is, `engine_seconds` how
+    long the engine has worked."""
 
     config: Config
     catalogue: Catalogue
@@ -35,6 +36,7 @@ class Services:
     admission: Admission
     models: Models
     status: Callable[[], tuple[ModelStatus, ...]]
+    engine_seconds: Callable[[], float]
     clock: Callable[[], float]
     authenticator: auth.Authenticator
 

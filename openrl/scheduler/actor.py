@@ -147,6 +147,11 @@ class EngineActor:
     def ready(self) -> bool:
         return self._loading.ready and self.failure is None
 
+    @property
+    def engine_seconds(self) -> float:
+        """How long the engine has worked since it started."""
+        return self._state.statistics().engine_seconds
+
     def status(self) -> tuple[ModelStatus, ...]:
         """One for each public base model."""
         return self._loading.status(self.models.bases)

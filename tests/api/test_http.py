@@ -74,6 +74,7 @@ async def test_readiness_tells_each_models_state(http: Http) -> None:
     status, answer = await http.ask("GET", "readyz")
     assert status == 200
     assert answer["models"][MODEL]["state"] in ("loading", "ready")
+    assert isinstance(answer["engine_seconds"], float)
 
 
 @pytest.mark.parametrize("key", [None, "", "sk-abc", "tml-", "tml-a b"])

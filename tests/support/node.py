@@ -56,6 +56,7 @@ async def serving(
         admission=admission,
         models=actor.models,
         status=actor.status,
+        engine_seconds=lambda: actor.engine_seconds,
         clock=time.time,
         authenticator=AnyKey(),
     )
