@@ -1,0 +1,202 @@
+"""Shares of engine time, waits and decision time, with clients that always have work."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from support.core_driver import Driver, Engine, capacity, item, sample
+
+from openrl.config import SchedulerConfig
+from openrl.scheduler import events as ev
+from openrl.types import RequestId
+
+
+@dataclass
+class Clients:
+    """Each lane sends its next request when its last was answered, `depth` at a time."""
+
+    driver: Driver
+    makers: dict[str, Callable[[int], ev.Item]] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    seen: int = 0
+
+    def trainer(self, lane: str, owner: str, atoms: tuple[int, ...], depth: int = 2) -> None:
+        self.driver.open(lane)
+        self.makers[lane] = lambda seq: item(lane, seq, owner=owner, atoms=atoms)
+        self._start(lane, depth)
+
+    def sampler(
+        self, lane: str, owner: str, depth: int = 2, prompt: int = 20, rows: int = 1, new: int = 40
+    ) -> None:
+        self.makers[lane] = lambda seq: sample(
+            lane, seq, owner=owner, prompt=prompt, rows=rows, new=new
+        )
+        self._start(lane, depth)
+
+    def _start(self, lane: str, depth: int) -> None:
+        self.sent[lane] = 0
+        for _ in range(depth):
+            self._send(lane)
+
+    def _send(self, lane: str) -> None:
+        self.sent[lane] += 1
+        self.driver.submit(self.makers[lane](self.sent[lane]))
+
+    def run(self, seconds: float) -> None:
+        until = self.driver.now + seconds
+        while self.driver.now < until and self.driver.step():
+            answered = list(self.driver.answers)[self.seen :]
+            self.seen += len(answered)
+            for lane in (request.rsplit(":", 1)[0] for request in answered):
+                if lane in self.makers:
+                    self._send(lane)
+
+    def used(self) -> dict[str, float]:
+        accounts = self.driver.state.statistics().accounts
+        return {
+            name: account.engine_seconds
+            for (level, name), account in accounts.items()
+            if level == "owner"
+        }
+
+
+def clients(weights: dict[str, float] | None = None, **config: float) -> Clients:
+    settings = SchedulerConfig(owner_weights=weights or {}, **config)  # type: ignore[arg-type]
+    driver = Driver(settings, Engine(capacity(blocks=2000, rows=64)), check=False)
+    driver.ready()
+    return Clients(driver)
+
+
+def parts(used: dict[str, float]) -> dict[str, float]:
+    total = sum(used.values())
+    return {name: seconds / total for name, seconds in used.items()}
+
+
+def test_trainers_get_engine_time_by_weight() -> None:
+    group = clients({"a": 1.0, "b": 2.0, "c": 4.0})
+    for owner, atoms in {"a": (400,) * 3, "b": (50,), "c": (200,) * 2}.items():
+        for lane in range(4):
+            group.trainer(f"{owner}{lane}", owner, atoms, depth=3)
+    group.run(120.0)
+    got = parts(group.used())
+    for owner, weight in {"a": 1, "b": 2, "c": 4}.items():
+        assert got[owner] == pytest.approx(weight / 7, rel=0.05)
+
+
+def test_a_flood_of_requests_or_lanes_buys_nothing() -> None:
+    group = clients()
+    for lane in range(50):
+        group.trainer(f"flood{lane}", "flood", (100,), depth=20)
+    group.trainer("one", "one", (100,), depth=8)
+    group.run(60.0)
+    got = parts(group.used())
+    # One lane has one head at a time, but it is in every pass that it leads.
+    assert got["one"] == pytest.approx(0.5, rel=0.05)
+
+
+def test_a_sampler_and_a_trainer_share_the_engine_by_time() -> None:
+    group = clients()
+    group.trainer("t", "trainer", (150,) * 4, depth=2)
+    group.sampler("s", "sampler", depth=40)
+    group.run(60.0)
+    assert parts(group.used())["trainer"] == pytest.approx(0.5, rel=0.05)
+
+
+def test_many_rows_do_not_ride_on_the_need_of_a_few() -> None:
+    """One owner decodes sixty rows, another one row, the third trains: the trainer must get
+    its third, however often the single row is the neediest."""
+    group = clients()
+    group.trainer("t", "trainer", (150,) * 4, depth=2)
+    group.sampler("many", "many", depth=60, new=60)
+    group.sampler("few", "few", depth=1, new=3)
+    group.run(60.0)
+    got = parts(group.used())
+    assert got["trainer"] >= 0.3
+    assert got["many"] <= 0.55
+
+
+def test_an_owner_that_comes_back_gains_nothing_by_its_absence() -> None:
+    group = clients()
+    group.trainer("a", "a", (100,), depth=8)
+    group.run(30.0)
+    before = group.used()["a"]
+    group.trainer("b", "b", (100,), depth=8)
+    group.run(10.0)
+    used = group.used()
+    assert used["b"] == pytest.approx(used["a"] - before, rel=0.1)
+
+
+def test_first_service_comes_within_the_bound() -> None:
+    """Running pass + one turn of each other owner with work, each at most a quantum or its
+    longest atom."""
+    group = clients(quantum_seconds=0.1)
+    owners = 12
+    for owner in range(owners):
+        group.trainer(f"m{owner}", f"o{owner}", (90,) * 10, depth=3)
+    group.sampler("s", "sampler", depth=30, new=200)
+    worst = 0.0
+    for late in range(20):
+        group.run(3.1)
+        came = group.driver.now
+        lane = f"late{late}"
+        group.driver.open(lane)
+        group.driver.submit(item(lane, 1, owner=f"late{late}", atoms=(50,)))
+        while not any(_served(order, lane) for order in group.driver.orders[-1:]):
+            group.run(1e-9)
+        worst = max(worst, group.driver.now - came)
+    longest = max(record.seconds for record in group.driver.state.timeline()[50:])
+    assert longest <= 0.1 * 1.5
+    assert worst <= (owners + 2) * longest
+
+
+def _served(order: ev.Start, lane: str) -> bool:
+    return isinstance(order, ev.StartTrain) and any(
+        request.startswith(f"{lane}:") for request, _ in order.atoms
+    )
+
+
+def test_an_owner_gets_its_part_of_the_memory_back() -> None:
+    driver = Driver(engine=Engine(capacity(blocks=40, rows=64)))
+    driver.ready()
+    driver.submit(sample("greedy", 0, rows=20, prompt=10, new=300))  # two fit, of 20 blocks each
+    driver.drain(until=0.1)
+    driver.submit(sample("late", 0, prompt=10, new=100))
+    driver.drain(until=driver.now + 0.3)
+    assert driver.state.residency.blocks["owner-late"] == 7
+    assert driver.state.statistics().rows_preempted == 1
+    assert driver.state.why_waiting(RequestId("late:0"), driver.now) == "running"
+    driver.drain()
+    assert sorted(driver.resolved()) == ["greedy:0", "late:0"]
+
+
+@pytest.mark.parametrize("kind", ["train", "sample"])
+def test_decision_time_hardly_grows_with_lanes(kind: str) -> None:
+    few, many = (_decision_seconds(kind, lanes) for lanes in (100, 10_000))
+    assert many <= 3.0 * few
+
+
+def _decision_seconds(kind: str, lanes: int) -> float:
+    """The median over passes of the time to settle one and to start the next."""
+    driver = clients().driver
+    endless = (1000,) * 1000
+    for index in range(lanes):
+        lane, owner = f"l{index}", f"o{index % (lanes // 2)}"
+        if kind == "train":
+            driver.open(lane)
+            driver.submit(item(lane, 1, owner=owner, atoms=endless))
+        else:
+            driver.submit(sample(lane, 1, owner=owner, rows=1000, new=5))
+    times = []
+    for _ in range(50):
+        done, driver.running = driver.running, None
+        assert done is not None
+        began = time.perf_counter()
+        decisions = driver.state.handle(done, driver.now)
+        times.append(time.perf_counter() - began)
+        for decision in decisions:
+            driver._obey(decision)
+    return statistics.median(times)
