@@ -119,7 +119,8 @@ def _check_forward_backward(work: ForwardBackward, info: BaseModelInfo, limits: 
 
 def loss_spec(name: str) -> LossSpec:
     if name not in LOSSES:
-        raise UserError(f"loss_fn {name!r} is not supported; these are: {', '.join(LOSSES)}")
+        why = " (its formula is not public)" if name == "stable_reinforce" else ""
+        raise UserError(f"loss_fn {name!r} is not supported{why}; these are: {', '.join(LOSSES)}")
     return LOSSES[name]
 
 
