@@ -56,14 +56,19 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    config: Config, on_progress: Callable[[LoadProgress], None] = lambda _: None
+    config: Config,
+    on_progress: Callable[[LoadProgress], None] = lambda _: None,
+    engine: Engine | None = None,
 ) -> AsyncIterator[Node]:
-    """Opens the door and, on the way out, drains. Raises `UserError` for a model that is not
-    there or a data directory that another node holds, `OSError` for a port that is taken."""
+    """Opens the door and, on the way out, drains. Without an `engine` the configuration says
+    which one. Raises `UserError` for a model that is not there or a data directory that another
+    node holds, `OSError` for a port that is taken."""
     with claim(config.data):
         catalogue = Catalogue(config.data / "catalogue.sqlite")
         try:
-            async with _running(config, catalogue, on_progress) as running:
+            async with _running(
+                config, catalogue, engine or _engine(config), on_progress
+            ) as running:
                 yield running
         finally:
             catalogue.close()
@@ -71,12 +76,14 @@ async def node(
 
 @asynccontextmanager
 async def _running(
-    config: Config, catalogue: Catalogue, on_progress: Callable[[LoadProgress], None]
+    config: Config,
+    catalogue: Catalogue,
+    engine: Engine,
+    on_progress: Callable[[LoadProgress], None],
 ) -> AsyncIterator[Node]:
     store = CheckpointStore(config.data / "checkpoints")
     futures = Futures(time.monotonic, config.retention_seconds)
     journal = NullJournal()
-    engine = _engine(config)
     actor = EngineActor(
         engine,
         config.scheduler,

@@ -13,7 +13,7 @@ from openrl.types import OwnerId
 
 _KEY = re.compile(r"(tml-|eyJ)[!-~]{1,8192}")
 
-OWNER = "openrl.owner"
+OWNER = web.RequestKey("owner", str)
 
 
 class Authenticator(Protocol):
@@ -44,5 +44,4 @@ def key_of(request: web.Request) -> str:
 
 def owner_of(request: web.Request) -> OwnerId:
     """Set by the middleware on every route but the open ones."""
-    owner: OwnerId = request[OWNER]
-    return owner
+    return OwnerId(request[OWNER])

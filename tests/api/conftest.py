@@ -6,7 +6,9 @@ from typing import Any
 import aiohttp
 import msgpack
 import pytest
-from support.node import MODEL, Node, serving
+from support.node import MODEL, serving
+
+from openrl.server import Node
 
 KEY = "tml-alice"
 
@@ -92,4 +94,4 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 @pytest.fixture
 async def http(node: Node) -> AsyncIterator[Http]:
     async with aiohttp.ClientSession() as session:
-        yield Http(node.url, session)
+        yield Http(node.address, session)

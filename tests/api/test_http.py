@@ -10,10 +10,11 @@ import msgpack
 import numpy as np
 import pytest
 import zstandard
-from support.node import CONFIG, MODEL, Node, serving
+from support.node import CONFIG, MODEL, serving
 
 from openrl.api import wire_pb2
 from openrl.config import Limits
+from openrl.server import Node
 
 from .conftest import Http
 
@@ -65,7 +66,7 @@ async def new_sampler(http: Http) -> str:
 async def test_health_needs_no_key(node: Node) -> None:
     async with aiohttp.ClientSession() as session:
         for path in ("/healthz", "/readyz", "/api/v1/healthz"):
-            async with session.get(node.url + path) as response:
+            async with session.get(node.address + path) as response:
                 assert response.status == 200
                 assert (await response.json())["status"] == "ok"
 
@@ -162,7 +163,7 @@ async def test_bodies_over_the_limit(tmp_path: Path) -> None:
 
     config = replace(CONFIG, limits=Limits(body_bytes=10_000))
     async with serving(tmp_path, config) as node, aiohttp.ClientSession() as session:
-        http = Http(node.url, session)
+        http = Http(node.address, session)
         long = json.dumps({"tags": ["x" * 20_000]}).encode()
         json_type = {"Content-Type": "application/json"}
         for body, headers in (
@@ -174,7 +175,7 @@ async def test_bodies_over_the_limit(tmp_path: Path) -> None:
             assert status == 413
             assert "detail" in answer
         async with session.post(  # no Content-Length to see it by
-            f"{node.url}/api/v1/create_session", data=_in_pieces(long), headers=http.headers
+            f"{node.address}/api/v1/create_session", data=_in_pieces(long), headers=http.headers
         ) as response:
             assert response.status == 413
         await http.new_session()

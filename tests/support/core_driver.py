@@ -148,14 +148,17 @@ class Engine:
             if row.resident and self.items[row_id.request_id].weights == order.weights
         }
         steps = min(order.steps, max((row.left for row in stepping.values()), default=0))
-        progress, row_steps = [], 0
+        progress = []
+        made = {row_id: min(steps, row.left) for row_id, row in stepping.items()}
+        row_steps = sum(made.values())
         for row_id, row in stepping.items():
-            new = min(steps, row.left)
-            row.made, row.left, row_steps = row.made + new, row.left - new, row_steps + new
+            row.made, row.left = row.made + made[row_id], row.left - made[row_id]
+        self.capacity()  # at its fullest: before the rows that ended leave
+        for row_id, row in stepping.items():
             ok = not self.fails()
             ended = row.left == 0 or not ok
             held = 0 if ended else row.blocks(self.room.block_tokens)
-            progress.append(ev.RowProgress(row_id, new, held, ended, ok))
+            progress.append(ev.RowProgress(row_id, made[row_id], held, ended, ok))
             if ended:
                 del self.rows[row_id]
         seconds = self.fixed_seconds + steps * self.step_seconds + row_steps * self.row_seconds
