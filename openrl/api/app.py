@@ -13,6 +13,9 @@ from openrl.api.services import Services
 from openrl.api.sessions import Sessions
 from openrl.api.training import Training
 
+SHUTDOWN_SECONDS = 5.0
+"""For answers that are being written; whatever waited for work has been answered by then."""
+
 __all__ = ["Services", "build_app", "build_runner"]
 
 
@@ -28,4 +31,6 @@ def build_app(services: Services) -> web.Application:
 
 def build_runner(app: web.Application) -> web.AppRunner:
     """Bodies are decompressed by `codec`: see there why aiohttp is not let."""
-    return web.AppRunner(app, auto_decompress=False, access_log=None)
+    return web.AppRunner(
+        app, auto_decompress=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+    )

@@ -27,7 +27,7 @@ class AnyKey:
 
     def owner(self, key: str) -> OwnerId:
         if not _KEY.fullmatch(key):
-            raise Unauthenticated("X-API-Key must be 'tml-' and at least one more character, no spaces")
+            raise Unauthenticated("X-API-Key is ill-formed: it is 'tml-' and more, without spaces")
         # A name, not a secret: the hash keeps keys out of the catalogue and the logs.
         return OwnerId(hashlib.sha256(key.encode()).hexdigest()[:32])
 
