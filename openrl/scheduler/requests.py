@@ -13,16 +13,20 @@ from openrl.types import OwnerId, RequestId
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sequence of a sample request. `tokens` counts prompt and sampled so far; `blocks` of
-    KV memory it may grow to, `held` as last reported by the engine."""
+    """One sequence of a sample request. `tokens` counts prompt and sampled so far, and ends at
+    `most_tokens`. `blocks` of KV memory are reserved for it, `held` as the engine last said.
+    `joined` counts rows in the order of joining the batch."""
 
     id: RowId
     owner: OwnerId
     weights: WeightsKey
     share: Share
+    prompt: int
+    most_tokens: int
     tokens: int
-    blocks: int
+    blocks: int = 0
     held: int = 0
+    joined: int = 0
 
     @property
     def growth(self) -> int:

@@ -1,8 +1,10 @@
 """Which rows are in the engine's decode batch, and the KV memory that they need.
 
-A row is admitted only when all that it can grow to is free: prompt and `max_new_tokens`. So
-every running row can run to its end, and none waits for another: there is no deadlock.
-Preemption is for fairness alone (an owner's guaranteed share), never for safety.
+A row reserves what it is expected to need: its tokens, and as many new ones as its owner's
+rows have made on average. Before each slice the reservations of its rows are raised to what
+the slice can write; when that is more than there is, rows are preempted, but never the one
+that has been running for the longest. Since any row fits into the memory alone, that one
+always comes to its end: there is no deadlock.
 
 Free memory is what the engine last reported, plus what has left since, less what the rows may
 still grow by. Blocks that rows share are so counted as the engine counts them.
@@ -15,6 +17,15 @@ from collections.abc import Callable, Iterator
 from openrl.engines.base import Capacity, RowId, WeightsKey
 from openrl.scheduler.requests import Row
 from openrl.types import OwnerId
+
+GUESSED_LENGTH = 256.0
+"""New tokens of a row whose owner has not had any before."""
+
+MARGIN = 1.25
+"""Rows are expected to be this much longer than the mean."""
+
+KEPT_BACK = 20
+"""One part in so many of the memory is not given to joining rows."""
 
 
 class Residency:
@@ -34,6 +45,8 @@ class Residency:
         self.rows = 0
         self.growth = 0
         self._freed = 0
+        self._joined = 0
+        self._lengths: dict[OwnerId, float] = {}
 
     def report(self, capacity: Capacity) -> None:
         self.capacity = capacity
@@ -57,9 +70,21 @@ class Residency:
     def need(self, tokens: int) -> int:
         return -(-tokens // self.known.block_tokens)
 
+    def expected_blocks(self, row: Row, steps: int) -> int:
+        """What a row that joins reserves; at least room for one slice."""
+        mean = self._lengths.get(row.owner, GUESSED_LENGTH)
+        more = max(steps, int(MARGIN * mean) - (row.tokens - row.prompt))
+        return self.need(min(row.most_tokens, row.tokens + more))
+
     def fits(self, blocks: int, weights: WeightsKey) -> bool:
-        """Whether one more row may join the next decode pass of these weights."""
-        return self._free_rows(weights) >= 1 and blocks <= self._free_blocks(weights)
+        """Whether one more row may join the next decode pass of these weights. A little is
+        kept back, lest the rows that run outgrow their reservations at once."""
+        kept = self.known.kv_blocks_total // KEPT_BACK if self.rows else 0
+        return self._free_rows(weights) >= 1 and blocks + kept <= self._free_blocks(weights)
+
+    def lack(self, weights: WeightsKey) -> int:
+        """Blocks that are reserved beyond what there is; negative when some are free."""
+        return -self._free_blocks(weights)
 
     def _free_rows(self, weights: WeightsKey) -> int:
         staying = sum(len(rows) for key, rows in self.doomed.items() if key != weights)
@@ -73,15 +98,33 @@ class Residency:
 
     # --- coming and going ---
 
-    def admit(self, row: Row) -> None:
+    def admit(self, row: Row, blocks: int) -> None:
+        self._joined += 1
+        row.joined = self._joined
+        row.blocks = blocks
         self.running.setdefault(row.owner, {})[row.id] = row
         self.counts[row.weights] = self.counts.get(row.weights, 0) + 1
         self.blocks[row.owner] = self.blocks.get(row.owner, 0) + row.blocks
         self.rows += 1
         self.growth += row.growth
 
+    def reserve(self, row: Row, steps: int) -> None:
+        """Raises the reservation of a running row to what it can write in a slice."""
+        blocks = self.need(min(row.most_tokens, row.tokens + steps))
+        if blocks > row.blocks:
+            self.growth -= row.growth
+            self.blocks[row.owner] += blocks - row.blocks
+            row.blocks = blocks
+            self.growth += row.growth
+
+    def ended(self, row: Row) -> None:
+        self.leave(row)
+        made = row.tokens - row.prompt
+        mean = self._lengths.get(row.owner, float(made))
+        self._lengths[row.owner] = mean + 0.1 * (made - mean)
+
     def leave(self, row: Row) -> None:
-        """The row has ended: it is out of the batch, and the engine knows."""
+        """The row is out of the batch, and the engine knows."""
         mine = self.running[row.owner]
         del mine[row.id]
         self.counts[row.weights] -= 1
@@ -120,7 +163,26 @@ class Residency:
         row.held = held
         self.growth += row.growth
 
-    # --- guaranteed shares ---
+    # --- whom to preempt ---
+
+    def outgrown(self, weights: WeightsKey, part: Callable[[OwnerId], float]) -> list[Row]:
+        """Rows to preempt when more is reserved than there is: of these weights as long as
+        there are any, the last that joined of the owner that is the furthest over its part;
+        never the row that has been running for the longest."""
+        lack = self.lack(weights)
+        chosen: list[Row] = []
+        if lack <= 0:
+            return chosen
+        rows = sorted(self.all_rows(), key=lambda row: row.joined)[1:]
+        held = dict(self.blocks)
+        while lack > 0 and rows:
+            owners = {name: held[name] / part(name) for name in {row.owner for row in rows}}
+            row = max(rows, key=lambda row: (row.weights == weights, owners[row.owner], row.joined))
+            rows.remove(row)
+            held[row.owner] -= row.blocks
+            lack -= max(row.blocks, row.held)
+            chosen.append(row)
+        return chosen
 
     def victims(
         self, owner: OwnerId, blocks: int, weights: WeightsKey, part: Callable[[OwnerId], float]

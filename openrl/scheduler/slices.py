@@ -22,7 +22,7 @@ from openrl.scheduler.passes import Candidate, Draft, Flight
 from openrl.scheduler.queues import Queues
 from openrl.scheduler.requests import Request, Row
 from openrl.scheduler.residency import Residency
-from openrl.types import RequestId
+from openrl.types import OwnerId, RequestId
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +78,7 @@ class Slicer:
     def sweep(self, now: float) -> Flight | None:
         """With nothing else to do, the engine forgets rows that nobody wants."""
         for weights in self._residency.doomed:
-            return self._evict(weights, [], now)
+            return self._clear(weights, Changes(), now)
         return None
 
     # --- room ---
@@ -87,26 +87,65 @@ class Slicer:
         """A pass over *other* weights that frees memory, when that is where it is held."""
         for other in self._residency.doomed:
             if other != weights:
-                return self._evict(other, [], now)
-        away = [row for row in self._victims(self._waiting(leaf)) if row.weights != weights]
-        return self._evict(away[0].weights, away, now) if away else None
+                return self._clear(other, Changes(), now)
+        victims = self._victims(self._waiting(leaf))
+        away = next((row for row in victims if row.weights != weights), None)
+        return self._evict(away, now) if away else None
 
-    def _evict(self, weights: WeightsKey, victims: list[Row], now: float) -> Flight:
+    def _evict(self, victim: Row, now: float) -> Flight:
+        """A pass that takes one row of its weights out, and steps the others once."""
         changes = Changes()
-        for row in victims:
+        self._preempt(victim, changes, now)
+        return self._clear(victim.weights, changes, now)
+
+    def _clear(self, weights: WeightsKey, changes: Changes, now: float) -> Flight:
+        """A pass for what leaves the batch. Its other rows make one step if they can do so in
+        the memory that they have among themselves; if not, they leave as well."""
+        rows = self._reserve(weights, 1)
+        victims = self._residency.outgrown(weights, self._part())
+        freed = sum(max(row.blocks, row.held) for row in victims if row.weights == weights)
+        enough = freed >= self._residency.lack(weights)
+        for row in victims if enough else rows:
             if row.weights == weights:
                 self._preempt(row, changes, now)
         draft = Draft((weights, "sample"), self._queues.root, 0.0, 0.0, Budget(0.0, 0))
         return self._flight(draft, changes, 1, now)
 
     def _victims(self, request: Request) -> list[Row]:
-        total = self._queues.sampling_weight()
         return self._residency.victims(
             request.item.owner,
             self._blocks(request),
             request.item.weights,
-            lambda owner: self._queues.weight(owner) / total,
+            self._part(),
         )
+
+    def _part(self) -> Callable[[OwnerId], float]:
+        """Each owner's guaranteed part of the memory, among those that sample."""
+        total = self._queues.sampling_weight()
+        return lambda owner: self._queues.weight(owner) / total
+
+    def _reserve(self, weights: WeightsKey, steps: int) -> list[Row]:
+        rows = self._residency.rows_of(weights)
+        for row in rows:
+            self._residency.reserve(row, steps)
+        return rows
+
+    def _grow(self, weights: WeightsKey, steps: int, changes: Changes, now: float) -> Flight | None:
+        """Makes room for what the rows of a slice can write. What other weights hold goes by a
+        pass over them, which is returned and comes first."""
+        self._reserve(weights, steps)
+        if self._residency.lack(weights) <= 0:
+            return None
+        for other in self._residency.doomed:
+            if other != weights:
+                return self._clear(other, Changes(), now)
+        victims = self._residency.outgrown(weights, self._part())
+        for row in victims:
+            if row.weights != weights:
+                return self._evict(row, now)
+        for row in victims:
+            self._preempt(row, changes, now)
+        return None
 
     def _preempt(self, row: Row, changes: Changes, now: float) -> None:
         request = self._queues.requests[row.id.request_id]
@@ -126,7 +165,9 @@ class Slicer:
         draft = Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
         draft.riders_only = lead.leaf is None
         changes = Changes()
-        if open_door:
+        if first := self._grow(lead.group[0], most, changes, now):
+            return first
+        if open_door and not changes.preempt:
             self._fill(draft, changes, now)
         return self._flight(draft, changes, most, now)
 
@@ -164,23 +205,27 @@ class Slicer:
             sample, row = request.preempted.popitem(last=False)
             changes.resume.append(row.id)
         else:
-            sample, row = request.next_row, self._new_row(request, leaf)
+            row = self._next_row(request)
+            sample = request.next_row
             request.next_row += 1
             changes.admit.setdefault(request.id, []).append(sample)
         request.running[sample] = row
         request.started = now if request.started is None else request.started
         changes.prefills[row.id] = tokens
-        self._residency.admit(row)
+        self._residency.admit(row, self._residency.expected_blocks(row, self._config.decode_steps))
         lane = self._lane(leaf)
         lane.admitted(request)
         self._queues.refresh(lane, now)
 
-    def _new_row(self, request: Request, leaf: Share) -> Row:
+    def _next_row(self, request: Request) -> Row:
+        """The row that would join next: a preempted one, or a new one."""
+        if request.preempted:
+            return next(iter(request.preempted.values()))
         item = request.item
         assert item.sample is not None
+        prompt, most = item.sample.prompt_tokens, item.sample.max_new_tokens
         row = RowId(item.request_id, request.next_row)
-        prompt = item.sample.prompt_tokens
-        return Row(row, item.owner, item.weights, leaf, prompt, self._blocks(request))
+        return Row(row, item.owner, item.weights, request.share, prompt, prompt + most, prompt)
 
     def _prefill(self, request: Request, changes: Changes) -> int:
         """Tokens that the next row's joining costs; a request's prompt is read once a slice."""
@@ -232,9 +277,7 @@ class Slicer:
         return self._residency.fits(self._blocks(request), request.item.weights)
 
     def _blocks(self, request: Request) -> int:
-        size = request.item.sample
-        assert size is not None
-        return self._residency.need(size.prompt_tokens + size.max_new_tokens)
+        return self._residency.expected_blocks(self._next_row(request), self._config.decode_steps)
 
     def _waiting(self, leaf: Share) -> Request:
         request = self._lane(leaf).head()

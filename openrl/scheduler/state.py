@@ -211,7 +211,7 @@ class State:
                 continue
             self.residency.progress(row, one.new_tokens, one.kv_blocks)
             if one.ended:
-                self.residency.leave(row)
+                self.residency.ended(row)
                 del request.running[one.row.sample]
                 request.ended_rows += 1
                 if not one.ok or request.ended_rows == request.rows:
