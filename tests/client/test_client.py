@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from support.node import CONFIG, MODEL, Node, serving
+from support.node import CONFIG, MODEL, serving
 
 import openrl
 from openrl.config import Limits
 from openrl.errors import Gone, NotFound, PayloadTooLarge, Unauthenticated, UserError
+from openrl.server import Node
 from openrl.types import AdamParams, Datum
 
 KEY = "tml-ann"
@@ -32,7 +34,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def client(node: Node) -> AsyncIterator[openrl.Client]:
-    async with openrl.connect(node.url, KEY) as client:
+    async with openrl.connect(node.address, KEY) as client:
         yield client
 
 
@@ -203,25 +205,25 @@ async def test_an_unknown_base_model_is_named(client: openrl.Client) -> None:
 
 async def test_a_bad_key_is_refused(node: Node) -> None:
     with pytest.raises(Unauthenticated, match="tml-"):
-        async with openrl.connect(node.url, "sk-wrong"):
+        async with openrl.connect(node.address, "sk-wrong"):
             pass
 
 
 async def test_another_owners_checkpoint_is_not_there(node: Node, client: openrl.Client) -> None:
     model = await client.create_model(MODEL)
     path = await model.save_sampler("mine")
-    async with openrl.connect(node.url, "tml-eve") as eve:
+    async with openrl.connect(node.address, "tml-eve") as eve:
         with pytest.raises(NotFound):
             await eve.sampler(path=path)
 
 
 async def test_leaving_finishes_the_session(node: Node) -> None:
-    async with openrl.connect(node.url, KEY) as client:
+    async with openrl.connect(node.address, KEY) as client:
         model = await client.create_model(MODEL)
         session_id = client.session_id
     with pytest.raises(UserError, match="not connected"):
         await model.optim_step()
-    async with openrl.connect(node.url, KEY) as client:
+    async with openrl.connect(node.address, KEY) as client:
         client.session_id = session_id
         with pytest.raises(Gone, match="success"):
             await client.create_model(MODEL)
@@ -233,11 +235,11 @@ async def test_leaving_finishes_the_session(node: Node) -> None:
 async def test_the_reason_of_leaving_is_told(
     node: Node, error: type[BaseException], reason: str
 ) -> None:
-    leaving = openrl.connect(node.url, KEY)
+    leaving = openrl.connect(node.address, KEY)
     with pytest.raises(error):
         async with leaving:
             raise error
-    async with openrl.connect(node.url, KEY) as client:
+    async with openrl.connect(node.address, KEY) as client:
         client.session_id = leaving.session_id
         with pytest.raises(Gone, match=reason):
             await client.create_model(MODEL)
@@ -281,7 +283,7 @@ def sent(seen: list[str], *routes: str) -> list[str]:
 
 async def test_an_operation_is_sent_once_the_one_before_is_accepted(node: Node) -> None:
     async with (
-        losing_answers(node.url, "forward_backward") as (url, seen),
+        losing_answers(node.address, "forward_backward") as (url, seen),
         openrl.connect(url, KEY) as client,
     ):
         model = await client.create_model(MODEL)
@@ -297,7 +299,7 @@ async def test_an_operation_is_sent_once_the_one_before_is_accepted(node: Node) 
 
 async def test_a_step_whose_answer_was_lost_is_made_once(node: Node) -> None:
     async with (
-        losing_answers(node.url, "optim_step") as (url, seen),
+        losing_answers(node.address, "optim_step") as (url, seen),
         openrl.connect(url, KEY) as client,
     ):
         model = await client.create_model(MODEL)
@@ -311,7 +313,7 @@ async def test_a_step_whose_answer_was_lost_is_made_once(node: Node) -> None:
 
 async def test_a_model_whose_answer_was_lost_is_made_once(node: Node) -> None:
     async with (
-        losing_answers(node.url, "create_model") as (url, seen),
+        losing_answers(node.address, "create_model") as (url, seen),
         openrl.connect(url, KEY) as client,
     ):
         model = await client.create_model(MODEL)
@@ -322,10 +324,8 @@ async def test_a_model_whose_answer_was_lost_is_made_once(node: Node) -> None:
 
 async def test_a_refused_submit_leaves_no_hole(tmp_path: Path) -> None:
     """With a hole the next operation would wait for the gap, here longer than the test may."""
-    config = CONFIG.__class__(
-        models=CONFIG.models, poll_seconds=2.0, limits=Limits(body_bytes=100_000)
-    )
-    async with serving(tmp_path, config) as node, openrl.connect(node.url, KEY) as client:
+    config = replace(CONFIG, limits=Limits(body_bytes=100_000))
+    async with serving(tmp_path, config) as node, openrl.connect(node.address, KEY) as client:
         model = await client.create_model(MODEL)
         with pytest.raises(PayloadTooLarge):
             await model.forward_backward([datum(50_000)])
