@@ -102,6 +102,11 @@ class Model:
         body = {"path": name, "ttl_seconds": ttl_seconds, "user_metadata": user_metadata}
         return await (await self._submit("save_weights_for_sampler", body, _path))
 
+    async def unload(self) -> None:
+        """Frees what the server holds for the model, after the operations called so far. Saved
+        checkpoints stay."""
+        await (await self._submit("unload_model", {}, _nothing))
+
     async def _loss(
         self,
         route: str,

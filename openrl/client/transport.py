@@ -132,6 +132,7 @@ class Transport:
                 if answer.says_wait:
                     well = self._clock()
                 if answer.held:
+                    log.info("%s: %s", route, _why_waiting(answer.body))
                     pauses = 0
                     continue
             if self._clock() - well > self._patience:
@@ -167,6 +168,10 @@ class Transport:
             f"{self._url} has not served this for {self._patience:.0f} s: {_describe(answer)}. "
             "Is the server running, and is this its address?"
         )
+
+
+def _why_waiting(body: Any) -> str:
+    return str(_mapping(body).get("queue_state_reason") or "still waiting")
 
 
 def _backoff(pauses: int) -> float:

@@ -139,6 +139,15 @@ async def test_a_taken_name_is_refused_unless_overwritten(client: openrl.Client)
     await model.save_state("one", overwrite=True)
 
 
+async def test_an_unloaded_model_is_gone_and_its_checkpoint_is_not(client: openrl.Client) -> None:
+    model = await client.create_model(MODEL)
+    path = await model.save_state("one")
+    await model.unload()
+    with pytest.raises(UserError):
+        await (await model.optim_step())
+    await client.create_model_from_checkpoint(path)
+
+
 # --- sampling -------------------------------------------------------------------------------
 
 

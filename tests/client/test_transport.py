@@ -180,10 +180,14 @@ async def test_a_poll_is_repeated_until_the_result_is_there() -> None:
     assert msgpack.unpackb(script.seen[0][1])["request_id"] == "m:1"
 
 
-async def test_a_poll_that_was_held_is_followed_by_the_next_at_once() -> None:
-    held = Reply(408, takes=30.0)
+async def test_a_poll_that_was_held_is_followed_by_the_next_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = Reply(408, {"queue_state_reason": "3 owners ahead"}, takes=30.0)
     async with against(*[held] * 20, GOOD) as (_, transport, time):
-        assert await transport.result("m:1") == {"request_id": "m:1"}
+        with caplog.at_level("INFO", "openrl.client"):
+            assert await transport.result("m:1") == {"request_id": "m:1"}
+    assert "retrieve_future: 3 owners ahead" in caplog.messages
     assert time.pauses == []
     assert time.now == 600.0
 
