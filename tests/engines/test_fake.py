@@ -236,6 +236,12 @@ def test_a_failed_atom_drops_its_scratch_and_names_its_datum() -> None:
     assert driver.step(AdamParams()).metrics == {"skipped_no_gradients": 1.0}
     driver.trained(piece([good], forward_only=True))
     assert driver.step(AdamParams()).metrics == {"skipped_no_gradients": 1.0}
+    driver.trained(piece([bad]))
+    alone = driver.step(AdamParams()).metrics["grad_norm"]
+    fresh = Driver()
+    fresh.create()
+    fresh.trained(piece([bad]))
+    assert alone == fresh.step(AdamParams()).metrics["grad_norm"]
 
 
 def test_a_model_that_is_not_there() -> None:

@@ -124,6 +124,13 @@ async def test_bad_training_content_fails_through_the_future_and_alone(tmp_path:
     assert outcome.error.category == "user"
 
 
+async def test_a_refused_request_leaves_no_hole_to_wait_for(tmp_path: Path) -> None:
+    async with shell(tmp_path, config=SchedulerConfig(gap_seconds=1000.0)) as whole:
+        lane = await whole.model()
+        await whole.fails(lane, training([]))
+        await whole.does(lane, training([datum([1], [2])]))
+
+
 async def test_a_failed_request_leaves_no_gradient(tmp_path: Path) -> None:
     """Its second atom overflows, after the first has gone well."""
     fine = datum([1, 2, 3], [2, 3, 4])
@@ -325,8 +332,21 @@ async def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
         failed = await whole.fails(lane, SaveWeights("a"))
         engine._before = None
         assert "No space left" in failed.error.message
+        assert whole.catalogue.checkpoints(ALICE).total == 0
+        assert not list((tmp_path / "checkpoints" / ".staging").iterdir())
+        await whole.does(lane, SaveWeights("a"))
+
+
+async def test_a_save_that_cannot_be_published_leaves_nothing(tmp_path: Path) -> None:
+    async with shell(tmp_path) as whole:
+        lane = await whole.model()
+        in_the_way = tmp_path / "checkpoints" / lane
+        in_the_way.touch()
+        failed = await whole.fails(lane, SaveWeights("a"))
+        assert isinstance(failed.error, ServerError)
         assert whole.store.total_bytes() == 0
         assert whole.catalogue.checkpoints(ALICE).total == 0
+        in_the_way.unlink()
         await whole.does(lane, SaveWeights("a"))
 
 
@@ -476,7 +496,9 @@ async def test_an_ephemeral_sampler_needs_a_free_name(tmp_path: Path) -> None:
             )
         )
         failed = await whole.fails(lane, SaveWeightsForSampler(None, name))
-    assert "exists already" in failed.error.message
+        assert failed.error.category == "user"
+        assert "exists already" in failed.error.message
+        await whole.step(lane)
 
 
 # --- pressure, cancel ----------------------------------------------------------------------
