@@ -78,7 +78,7 @@ class Sampling:
 
     async def sample(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.Sample)
-        operation = _operation(body)
+        operation = operation_of(body)
         sampler, seq_id = self._addressed(body, auth.owner_of(request))
         self._services.live_session(sampler.session_id, sampler.owner)
         work = Work(
@@ -148,8 +148,9 @@ class Sampling:
         return checkpoint.target
 
 
-def _operation(body: schema.Sample) -> Sample:
-    """What has a meaning here; `engines.validation` looks at the values."""
+def operation_of(body: schema.Sample) -> Sample:
+    """Raises `UserError` for what this server does not offer; `engines.validation` looks at
+    the values."""
     for name in UNSUPPORTED:
         if getattr(body, name):
             raise UserError(f"{name} is not offered by this server")

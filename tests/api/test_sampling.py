@@ -1,0 +1,50 @@
+"""What a sample's fields become."""
+
+import msgspec
+import pytest
+
+from openrl.api import codec, schema
+from openrl.api.codec import Encoding
+from openrl.api.sampling import operation_of
+from openrl.types import Sample, SamplingParams, Stop
+
+
+def sample(params: dict, **given: object) -> Sample:
+    body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_params": params} | given
+    return operation_of(codec.parse(msgspec.json.encode(body), Encoding.JSON, schema.Sample))
+
+
+@pytest.mark.parametrize(
+    ("stop", "meaning"),
+    [
+        (None, Stop(eos=True)),
+        ([], Stop(eos=False)),
+        ("end", Stop(eos=True, strings=("end",))),
+        (["a", "b"], Stop(eos=True, strings=("a", "b"))),
+        ([7, 8], Stop(eos=True, tokens=(7, 8))),
+        ([7, "a"], Stop(eos=True, tokens=(7,), strings=("a",))),
+    ],
+)
+def test_stops(stop: object, meaning: Stop) -> None:
+    assert sample({"stop": stop}).params.stop == meaning
+
+
+def test_what_is_left_out_is_the_sdks_default() -> None:
+    asked = sample({})
+    assert asked.params == SamplingParams(
+        max_tokens=None, seed=None, stop=Stop(), temperature=1.0, top_k=-1, top_p=1.0
+    )
+    assert (asked.num_samples, asked.prompt_logprobs, asked.topk_prompt_logprobs) == (1, False, 0)
+
+
+def test_everything_is_carried_over() -> None:
+    params = {"max_tokens": 9, "seed": 2**63, "temperature": 0.5, "top_k": 4, "top_p": 0.25}
+    asked = sample(params, num_samples=3, prompt_logprobs=True, topk_prompt_logprobs=2)
+    assert asked.prompt.tolist() == [5, 6]
+    assert asked.params == SamplingParams(9, 2**63, Stop(), 0.5, 4, 0.25)
+    assert (asked.num_samples, asked.prompt_logprobs, asked.topk_prompt_logprobs) == (3, True, 2)
+
+
+def test_off_is_not_set() -> None:
+    off = {"topk_sample_logprobs": 0, "record_stability_info": False, "prompt_alt_tokens_k": None}
+    assert sample({}, **off).num_samples == 1
