@@ -39,21 +39,18 @@ class Backlog:
     def share(self, owner: OwnerId) -> Share:
         return self._shares.get(owner, Share())
 
-    def add(self, request: Pending) -> None:
-        self._requests[request.work.request_id] = request
-        share = self._shares.setdefault(request.work.owner, Share())
-        share.samples += isinstance(request.work.operation, Sample)
-        share.payload_bytes += request.payload_bytes
+    def add(self, pending: Pending) -> None:
+        self._requests[pending.work.request_id] = pending
+        share = self._shares.setdefault(pending.work.owner, Share())
+        share.samples += isinstance(pending.work.operation, Sample)
+        share.payload_bytes += pending.payload_bytes
 
-    def remove(self, request_id: RequestId) -> Pending | None:
-        """None when it is gone already."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            share = self._shares[request.work.owner]
-            share.samples -= isinstance(request.work.operation, Sample)
-            share.payload_bytes -= request.payload_bytes
-            self._wake()
-        return request
+    def remove(self, request_id: RequestId) -> None:
+        pending = self._requests.pop(request_id)
+        share = self._shares[pending.work.owner]
+        share.samples -= isinstance(pending.work.operation, Sample)
+        share.payload_bytes -= pending.payload_bytes
+        self._wake()
 
     def _wake(self) -> None:
         woken, self._shrunk = self._shrunk, asyncio.Event()

@@ -9,7 +9,7 @@ from support.shell import ALICE, BASE, BOB, SECONDS, Shell, datum, sample, shell
 
 from openrl.catalogue import Sampler
 from openrl.config import SchedulerConfig
-from openrl.engines.base import DecodePass, OptimPass, Pass, TrainPass
+from openrl.engines.base import DecodePass, OptimPass, Pass, RowId, TrainPass
 from openrl.engines.fake import FakeEngine
 from openrl.errors import (
     EngineDied,
@@ -428,9 +428,24 @@ async def test_sampled_logprobs_are_the_trainers(tmp_path: Path) -> None:
 
 
 async def test_many_samples_of_several_sessions(tmp_path: Path) -> None:
-    """More rows than the engine holds at once, and little KV memory: some are preempted."""
-    engine = FakeEngine([BASE], vocab_size=64, context_length=64, max_rows=6, kv_blocks=12)
-    async with shell(tmp_path, engine) as whole:
+    """More rows than the engine holds, and so little KV memory that some are preempted."""
+    preempted: list[RowId] = []
+
+    def watch(work: Pass) -> None:
+        if isinstance(work, DecodePass):
+            preempted.extend(work.preempt)
+
+    engine = FakeEngine(
+        [BASE],
+        vocab_size=64,
+        context_length=64,
+        max_rows=6,
+        kv_blocks=12,
+        block_tokens=4,
+        before=watch,
+    )
+    config = SchedulerConfig(decode_steps=2)
+    async with shell(tmp_path, engine, config) as whole:
         lanes = [f"{owner}:sample:{i}" for owner in ("s", "t") for i in range(2)]
         sent = {
             (lane, seq): await whole.send(
@@ -446,6 +461,7 @@ async def test_many_samples_of_several_sessions(tmp_path: Path) -> None:
             )
             for seq in range(4)
         ]
+    assert preempted
     for (_, seq), output in outputs.items():
         assert isinstance(output, SampleOutput)
         assert _tokens(output) == _tokens(alone[seq])
