@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from aiohttp import web
 
 from openrl.api import auth, codec, results, schema
 from openrl.api.services import Services
-from openrl.errors import Gone, NotFound, OpenRLError
+from openrl.errors import Gone, NotFound, OpenRLError, ServerError
 from openrl.futures import Entry
 from openrl.types import Failed, Outcome, OwnerId, RequestId
+
+log = logging.getLogger("openrl.api")
 
 METADATA_FIRST_BYTES = 1 << 20
 """From here on a client that can is told the size before it takes the result, so that it can
@@ -74,6 +78,10 @@ def _result(
         body = entry.encoded.pop(encoding.value, None) or results.encode(outcome, encoding)
     except OpenRLError as error:
         return codec.answer(request, results.failure(error))
+    except Exception as error:  # the SDK polls again after a 500, at once and forever
+        log.exception("the result of %s cannot be encoded", entry.request_id)
+        broken = ServerError(f"the result cannot be encoded: {type(error).__name__}")
+        return codec.answer(request, results.failure(broken))
     if allow_metadata_only and len(body) >= METADATA_FIRST_BYTES:
         entry.encoded[encoding.value] = body
         size = {"status": "complete_metadata", "response_payload_size": len(body)}

@@ -7,12 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
+import numpy as np
 import pytest
 from support.node import CONFIG, MODEL, serving
 
 from openrl.config import SchedulerConfig
-from openrl.engines.base import Capacity, DecodePass, LoadProgress, Pass, TrainPass
+from openrl.engines.base import (
+    Capacity,
+    DecodePass,
+    Executed,
+    LoadProgress,
+    Pass,
+    TrainPass,
+    TrainReport,
+)
 from openrl.engines.fake import FakeEngine
+from openrl.types import ForwardBackwardOutput
 
 from .conftest import Http
 
@@ -166,3 +176,24 @@ async def test_work_that_comes_while_weights_load_waits(tmp_path: Path) -> None:
         assert "loss:sum" in (await http.result(behind))["metrics"]
         _, ready = await http.ask("GET", "readyz")
         assert ready["models"][MODEL]["state"] == "ready"
+
+
+class OddResults(FakeEngine):
+    """Answers in a dtype that no wire has."""
+
+    def execute(self, work: Pass) -> Executed:
+        done = super().execute(work)
+        if not isinstance(done.report, TrainReport):
+            return done
+        odd = ForwardBackwardOutput(({"logprobs": np.zeros(1, np.complex64)},), {"loss:sum": 0.0})
+        return replace(done, report=TrainReport((odd,) * len(done.report.outcomes)))
+
+
+async def test_a_result_that_cannot_be_sent_fails_and_is_not_polled_forever(tmp_path: Path) -> None:
+    engine = OddResults([MODEL])
+    async with serving(tmp_path, engine=engine) as node, aiohttp.ClientSession() as session:
+        http = Http(node.address, session)
+        promise = await http.good("forward_backward", forward_backward(await http.new_model(), 1))
+        for accept in ("application/x-protobuf", "application/json"):
+            answer = await http.result(promise, Accept=accept)
+            assert answer["category"] == "server"
