@@ -181,10 +181,11 @@ class Admission:
             ) from None
 
     def _has_room(self, work: Work) -> bool:
-        """A request larger than the bound itself comes in when its owner has nothing else."""
+        """A request larger than the bound itself comes in when its owner has nothing else;
+        one without data always does."""
         queued = self._actor.backlog.share(work.owner).payload_bytes
         more = payload_bytes(work.operation)
-        return queued == 0 or queued + more <= self._config.max_queued_bytes
+        return 0 in (queued, more) or queued + more <= self._config.max_queued_bytes
 
     def _submit_training(self, work: Work) -> None:
         if isinstance(work.operation, CreateModel | CreateModelFromCheckpoint):

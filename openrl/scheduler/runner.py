@@ -148,6 +148,7 @@ class Runner:
         except EngineDied:
             raise
         except Exception as error:
+            # The engine's boundary: whatever it is, it costs one pass and not the server.
             # Out of memory: running the pass again with fewer atoms belongs here.
             log.exception("the engine failed in a %s", type(work).__name__)
             report = dispatch.failed_report(work, _blamed(error), self._running)

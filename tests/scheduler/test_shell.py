@@ -581,6 +581,7 @@ async def test_training_over_the_bound_is_held_and_then_put_off(tmp_path: Path) 
         await whole.send(lane, work)
         with pytest.raises(Overloaded):
             await whole.send(lane, work)
+        await whole.send(lane, OptimStep(AdamParams()))  # no data: never held
         gate.open.set()
 
 
