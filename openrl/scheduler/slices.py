@@ -65,7 +65,7 @@ class Slicer:
         if lead.leaf is None:
             fairshare.advance(self._queues.root, lead.need[0])
             open_door = neediest is not None and self._fits(self._waiting(neediest))
-            return self._slice(lead, self._steps_allowed(lead, others), open_door, now)
+            return self._slice(lead, open_door, now)
         if lead.leaf is not neediest:
             return None
         if not self._fits(self._waiting(lead.leaf)):
@@ -73,7 +73,7 @@ class Slicer:
             if away is not None or not self._victims(self._waiting(lead.leaf)):
                 return away
         fairshare.serve(lead.leaf)
-        return self._slice(lead, self._steps_allowed(lead, others), True, now)
+        return self._slice(lead, True, now)
 
     def sweep(self, now: float) -> Flight | None:
         """With nothing else to do, the engine forgets rows that nobody wants."""
@@ -159,7 +159,8 @@ class Slicer:
 
     # --- the slice ---
 
-    def _slice(self, lead: Candidate, most: int, open_door: bool, now: float) -> Flight:
+    def _slice(self, lead: Candidate, open_door: bool, now: float) -> Flight:
+        most = self._config.decode_steps
         quantum = self._config.quantum_seconds
         budget = Budget(quantum, self._config.pass_tokens)
         draft = Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
@@ -234,17 +235,6 @@ class Slicer:
         size = request.item.sample
         assert size is not None
         return 0 if request.id in changes.admit else size.prompt_tokens
-
-    def _steps_allowed(self, lead: Candidate, others: list[Candidate]) -> int:
-        """One step when a row only joins: the batch takes its own turn for the rest, unless it
-        is the batch's turn as much as anybody's."""
-        if lead.leaf is None:
-            return self._config.decode_steps
-        batch = next((one for one in others if one.group == lead.group and one.leaf is None), None)
-        waiting = [one.need[0] for one in others if one.group != lead.group]
-        if batch is None or not waiting or batch.need[0] <= min(waiting):
-            return self._config.decode_steps
-        return 1
 
     def _flight(self, draft: Draft, changes: Changes, most: int, now: float) -> Flight:
         weights = draft.group[0]

@@ -106,17 +106,43 @@ def test_a_sampler_and_a_trainer_share_the_engine_by_time() -> None:
     assert parts(group.used())["trainer"] == pytest.approx(0.5, rel=0.05)
 
 
-def test_many_rows_do_not_ride_on_the_need_of_a_few() -> None:
-    """One owner decodes sixty rows, another one row, the third trains: the trainer must get
-    its third, however often the single row is the neediest."""
-    group = clients()
-    group.trainer("t", "trainer", (150,) * 4, depth=2)
-    group.sampler("many", "many", depth=60, new=60)
-    group.sampler("few", "few", depth=1, new=3)
+def test_small_requests_that_all_fit_into_a_pass_still_share_by_weight() -> None:
+    """Owners that ride along in every pass would otherwise get equal parts."""
+    group = clients({"a": 1.0, "b": 2.0, "c": 4.0})
+    for owner in "abc":
+        group.trainer(owner, owner, (20,), depth=3)
     group.run(60.0)
     got = parts(group.used())
-    assert got["trainer"] >= 0.3
-    assert got["many"] <= 0.55
+    for owner, weight in {"a": 1, "b": 2, "c": 4}.items():
+        assert got[owner] == pytest.approx(weight / 7, rel=0.05)
+
+
+def test_a_needy_row_takes_no_slices_for_itself_alone() -> None:
+    """One owner decodes sixty rows and another one; a third trains. By need alone the single
+    row would decode by itself for a third of the time, which helps nobody."""
+    group = clients()
+    group.trainer("t", "trainer", (50,) * 12, depth=2)
+    group.sampler("many", "many", depth=60, new=60)
+    group.sampler("one", "one", depth=1, new=5000)
+    group.run(60.0)
+    got = parts(group.used())
+    assert got["trainer"] == pytest.approx(got["many"], rel=0.1)
+    assert got["one"] <= 0.05
+
+
+def test_many_rows_do_not_ride_on_rows_that_join() -> None:
+    """Short samples of many owners come all the time, and each is needy when it joins."""
+    group = clients()
+    group.trainer("t", "trainer", (50,) * 12, depth=2)
+    group.sampler("many", "many", depth=40, new=60)
+    for owner in range(12):
+        group.sampler(f"short{owner}", f"short{owner}", depth=1, new=1)
+    group.run(60.0)
+    got = parts(group.used())
+    assert got["trainer"] == pytest.approx(got["many"], rel=0.1)
+    short = group.driver.state.statistics().accounts["owner", "short0"]
+    quantum = group.driver.config.quantum_seconds
+    assert short.wait_seconds / short.requests <= 1.5 * quantum
 
 
 def test_an_owner_that_comes_back_gains_nothing_by_its_absence() -> None:
