@@ -17,6 +17,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/api/v1/healthz", "/api/v1/readyz"})
 
+CLIENT_GONE = 499
+
 log = logging.getLogger("openrl.api")
 
 
@@ -32,7 +34,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
             raise
         return codec.answer(request, {"detail": _http_text(request, error)}, error.status)
     except ConnectionError:
-        raise  # the client is gone: there is nobody to answer
+        return web.Response(status=CLIENT_GONE)  # nobody reads it
     except Exception:  # noqa: BLE001 - the boundary of a request: the server goes on
         return _unexpected(request)
 

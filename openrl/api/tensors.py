@@ -114,7 +114,7 @@ def _from_list(data: Sequence[int | float], *, integral: bool) -> Array:
 
 
 def _shaped(flat: Array, shape: Sequence[int] | None) -> Array:
-    if shape is None:
+    if shape is None or (len(shape) == 1 and shape[0] == flat.size):
         return flat
     if len(shape) not in (1, 2) or any(size < 0 for size in shape):
         raise ValueError(f"shape {list(shape)} is not [N] or [N, K]")

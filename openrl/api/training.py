@@ -161,7 +161,7 @@ class Training:
 
         def operation() -> OptimStep:
             _check_optimizer(body.optimizer_params)
-            return OptimStep(_adam(body.adam_params or schema.AdamParams()))
+            return OptimStep(adam_of(body.adam_params or schema.AdamParams()))
 
         return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
 
@@ -253,7 +253,7 @@ def _check_optimizer(given: schema.OptimizerConfig | None) -> None:
         raise UserError(f"optimizer {given.type!r} is not offered by this server: adamw alone")
 
 
-def _adam(given: schema.AdamParams) -> AdamParams:
+def adam_of(given: schema.AdamParams) -> AdamParams:
     return AdamParams(
         learning_rate=given.learning_rate,
         beta1=given.beta1,

@@ -118,6 +118,15 @@ def test_config_of_the_oldest_protobuf_clients_and_strings() -> None:
     assert new.loss_fn_config == {"loss_id": "x"}
 
 
+def test_provenance_is_read_past() -> None:
+    message = wire_pb2.ForwardBackwardRequest.FromString(GOOD)
+    span = message.data[0].model_input_spans.add().sampled_tokens
+    span.sequence_id, span.length = "s:0", 2
+    operation = datums.from_protobuf(message.SerializeToString(), False, Limits()).operation
+    assert isinstance(operation, ForwardBackward)
+    assert operation.data[0].tokens.tolist() == [1, 2]
+
+
 def test_an_image_fails_the_request_and_names_its_datum() -> None:
     text = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]), loss_fn_inputs={})
     image = ImageChunk(data=b"png", format="png", expected_tokens=4)

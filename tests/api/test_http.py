@@ -1,5 +1,6 @@
 """Raw HTTP: what is refused, how, and that the server is well afterwards."""
 
+import asyncio
 import gzip
 import json
 from pathlib import Path
@@ -196,6 +197,32 @@ async def test_compressed_bodies_are_read(http: Http, coding: str, pack: Any) ->
     status, promise = await http.ask("POST", "forward_backward", body, headers)
     assert status == 200
     assert "loss:sum" in (await http.result(promise))["metrics"]
+
+
+async def test_text_that_is_no_text(http: Http) -> None:
+    for body in (b'{"session_id": "\\ud800"}', b'{"session_id": "\xed\xa0\x80"}'):
+        status, answer = await http.ask("POST", "session_heartbeat", body)
+        assert 400 <= status < 500
+        assert answer["detail"]
+    status, answer = await http.ask("GET", "sessions/%ed%a0%80%ff")
+    assert 400 <= status < 500
+    status, answer = await http.ask("POST", "x", b"{}", {"Content-Encoding": "\x80"})
+    assert 400 <= status < 500
+
+
+async def test_a_client_that_leaves_half_way_is_no_defect(
+    http: Http, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = http.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-API-Key: tml-a\r\n"
+    writer.write(f"{head}Content-Length: 50\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.write_eof()
+    assert await reader.read() is not None
+    writer.close()
+    await http.new_session()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 # --- ids of nobody, and of somebody else ------------------------------------------------------
@@ -606,8 +633,10 @@ async def test_a_large_result_tells_its_size_first(http: Http, monkeypatch: Any)
 
 async def test_a_sample_without_a_sampling_session(http: Http) -> None:
     direct = sample("", 0, sampling_session_id=None, base_model=MODEL)
-    sampled = await http.done("asample", direct)
-    assert sampled["sequences"]
+    promises = [await http.good("asample", direct) for _ in range(2)]
+    assert promises[0]["request_id"] != promises[1]["request_id"]
+    for promise in promises:
+        assert (await http.result(promise))["sequences"]
     model_id = await http.new_model()
     saved = await http.done(
         "save_weights_for_sampler", {"model_id": model_id, "seq_id": 1, "path": "s"}

@@ -1,4 +1,4 @@
-"""What a sample's fields become."""
+"""What the fields of a sample and of a step become."""
 
 import msgspec
 import pytest
@@ -6,7 +6,8 @@ import pytest
 from openrl.api import codec, schema
 from openrl.api.codec import Encoding
 from openrl.api.sampling import operation_of
-from openrl.types import Sample, SamplingParams, Stop
+from openrl.api.training import adam_of
+from openrl.types import AdamParams, Sample, SamplingParams, Stop
 
 
 def sample(params: dict, **given: object) -> Sample:
@@ -48,3 +49,11 @@ def test_everything_is_carried_over() -> None:
 def test_off_is_not_set() -> None:
     off = {"topk_sample_logprobs": 0, "record_stability_info": False, "prompt_alt_tokens_k": None}
     assert sample({}, **off).num_samples == 1
+
+
+def test_all_that_a_step_may_say() -> None:
+    given = schema.AdamParams(
+        learning_rate=0.1, beta1=0.2, beta2=0.3, eps=0.4, weight_decay=0.5, grad_clip_norm=0.6
+    )
+    assert adam_of(given) == AdamParams(0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+    assert adam_of(schema.AdamParams()) == AdamParams(1e-4, 0.9, 0.95, 1e-12, 0.0, 0.0)
