@@ -42,12 +42,20 @@ class LazyDetokenizer:
         from transformers import AutoTokenizer
 
         try:
-            return AutoTokenizer.from_pretrained(self._source)
+            tokenizer = AutoTokenizer.from_pretrained(self._source)
         except (OSError, ValueError, ImportError, KeyError) as error:
-            raise UserError(
-                "stop strings need the model's tokenizer, and there is none with its files "
-                f"({type(error).__name__}); use stop token ids, or add the tokenizer's files"
-            ) from error
+            raise _no_tokenizer() from error
+        # Without files, some families give a tokenizer of nothing but its special tokens.
+        if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
+            raise _no_tokenizer()
+        return tokenizer
+
+
+def _no_tokenizer() -> UserError:
+    return UserError(
+        "stop strings need the model's tokenizer, and there is none with the model's files: "
+        "use stop token ids, or add the tokenizer's files"
+    )
 
 
 @dataclass(frozen=True, slots=True)
