@@ -71,5 +71,5 @@ def statistics(state: State) -> Statistics:
         rows_preempted=sum(len(request.preempted) for request in requests),
         passes=dict(state.chronicle.passes),
         engine_seconds=state.chronicle.engine_seconds,
-        accounts=dict(state.chronicle.accounts),
+        accounts=state.chronicle.accounts(),
     )

@@ -14,7 +14,6 @@ sorted by tag for each group, so that every operation is logarithmic in the chil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -29,7 +28,8 @@ _order = count()
 @dataclass(slots=True, eq=False)
 class Share:
     """`tag` and `clock` are virtual seconds; `order` breaks ties: first come, first served.
-    `users` counts the children that are `used`; the others are kept while their tags matter."""
+    `users` counts the children that are `used`; the others are kept while their tags matter.
+    `path` is (node, parent) from here up to the root's child."""
 
     name: str
     parent: Share | None
@@ -43,23 +43,20 @@ class Share:
     fading: list[tuple[float, int, Share]] = field(default_factory=list)
     used: bool = False
     users: int = 0
+    path: tuple[tuple[Share, Share], ...] = ()
 
     @property
     def key(self) -> tuple[float, int, Share]:
         return (self.tag, self.order, self)
 
+    def __post_init__(self) -> None:
+        if self.parent is not None:
+            self.path = ((self, self.parent), *self.parent.path)
+
     @property
     def owner(self) -> Share:
         """The root's child above this leaf."""
-        *_, (owner, _) = self.path()
-        return owner
-
-    def path(self) -> Iterator[tuple[Share, Share]]:
-        """(node, parent) from here up to the root's child."""
-        node = self
-        while node.parent is not None:
-            yield node, node.parent
-            node = node.parent
+        return self.path[-1][0]
 
     def child(self, name: str, weight: float = 1.0) -> Share:
         """The child of that name, made when it is not there."""
@@ -73,7 +70,7 @@ class Share:
 
 
 def ready(leaf: Share, group: Group) -> None:
-    for node, parent in leaf.path():
+    for node, parent in leaf.path:
         if group in node.groups:
             return
         if not node.groups:
@@ -83,7 +80,7 @@ def ready(leaf: Share, group: Group) -> None:
 
 
 def unready(leaf: Share, group: Group) -> None:
-    for node, parent in leaf.path():
+    for node, parent in leaf.path:
         if group not in node.groups or node.queues.get(group):
             return
         node.groups.discard(group)
@@ -92,7 +89,7 @@ def unready(leaf: Share, group: Group) -> None:
 
 def charge(leaf: Share, seconds: float) -> None:
     """Moves the tags from the leaf up; negative `seconds` give back part of an estimate."""
-    for node, parent in leaf.path():
+    for node, parent in leaf.path:
         _move(node, parent, max(parent.clock, node.tag + seconds / node.weight))
 
 
@@ -106,12 +103,12 @@ def first(root: Share, group: Group) -> Share | None:
 
 def tags(leaf: Share) -> tuple[float, ...]:
     """Sort key of need: the owner's tag, then the session's, then the lane's."""
-    return tuple(node.tag for node, _ in leaf.path())[::-1]
+    return tuple(node.tag for node, _ in leaf.path)[::-1]
 
 
 def serve(leaf: Share) -> None:
     """The leaf leads a pass: virtual time moves to its tags."""
-    for node, parent in leaf.path():
+    for node, parent in leaf.path:
         advance(parent, node.tag)
 
 

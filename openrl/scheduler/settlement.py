@@ -52,19 +52,25 @@ def _train_parts(flight: Flight) -> dict[Share, Part]:
 
 
 def _decode_parts(flight: Flight, event: Finished) -> dict[Share, Part]:
-    made = {one.row: one.new_tokens for one in event.rows if one.row in flight.rows}
-    steps = max(made.values(), default=0)
-    weight = {row: float(made.get(row, 0)) for row in flight.rows}
-    total = sum(weight.values())
-    if total <= 0.0:
-        weight = dict.fromkeys(flight.rows, 1.0)
-        total = float(len(weight))
-    parts: dict[Share, Part] = {}
+    """By the tokens that each lane's rows made; by rows when none made any."""
+    made = {one.row: one.new_tokens for one in event.rows}
+    new: dict[Share, int] = {}
+    rows: dict[Share, int] = {}
+    prefilled: dict[Share, int] = {}
+    steps = 0
     for row_id, row in flight.rows.items():
-        fraction = weight[row_id] / total
-        new, prefilled = made.get(row_id, 0), flight.prefills.get(row_id, 0)
-        features = costs.decode_features(fraction, fraction * steps, new, prefilled)
-        part = parts.setdefault(row.share, Part((0.0,) * len(features), 0))
-        part.features = tuple(a + b for a, b in zip(part.features, features, strict=True))
-        part.tokens += new + prefilled
+        tokens = made.get(row_id, 0)
+        steps = max(steps, tokens)
+        new[row.share] = new.get(row.share, 0) + tokens
+        rows[row.share] = rows.get(row.share, 0) + 1
+    for row_id, tokens in flight.prefills.items():
+        share = flight.rows[row_id].share
+        prefilled[share] = prefilled.get(share, 0) + tokens
+    total = sum(new.values())
+    parts: dict[Share, Part] = {}
+    for share, tokens in new.items():
+        part = tokens / total if total else rows[share] / len(flight.rows)
+        read = prefilled.get(share, 0)
+        features = costs.decode_features(part, part * steps, tokens, read)
+        parts[share] = Part(features, tokens + read)
     return parts

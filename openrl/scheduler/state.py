@@ -10,6 +10,7 @@ The rules, each held by a test:
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import assert_never
 
 from openrl.config import SchedulerConfig
@@ -187,13 +188,13 @@ class State:
         ended: dict[RequestId, list[bool]] = {}
         for part in event.parts:
             ended.setdefault(part.request_id, []).append(part.ok)
-        for request in dict.fromkeys(flight.parts):
+        for request, sent in Counter(flight.parts).items():
             oks = ended.get(request.id, [])
-            request.back += flight.parts.count(request)
+            request.back += sent
             closed = self._closed.pop(request.id, None)
-            if not all(oks) or (len(oks) == flight.parts.count(request) and not request.missing):
+            if not all(oks) or (len(oks) == sent and not request.missing):
                 self._resolve(request)
-            elif len(oks) < flight.parts.count(request):
+            elif len(oks) < sent:
                 self._refuse(request, ServerError("the engine gave no outcome for it"))
             elif closed is not None:
                 self._refuse(request, closed)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
 
 from openrl.engines.base import WeightsKey
 from openrl.scheduler.events import Finished, PassId
@@ -16,6 +16,10 @@ from openrl.types import RequestId
 
 TIMELINE = 4096
 STORY = 16384
+ACCOUNTS = 8192
+"""How many lanes and how many sessions have an account; the oldest go first."""
+
+LEVELS = ("lane", "session", "owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,15 @@ class Account:
     requests: int = 0
     wait_seconds: float = 0.0
 
-    def plus(self, seconds: float = 0.0, tokens: int = 0) -> Account:
-        return replace(
-            self, engine_seconds=self.engine_seconds + seconds, tokens=self.tokens + tokens
-        )
 
-    def answered(self, wait: float) -> Account:
-        return replace(self, requests=self.requests + 1, wait_seconds=self.wait_seconds + wait)
+@dataclass(slots=True)
+class Sums:
+    """An account that is being written."""
+
+    engine_seconds: float = 0.0
+    tokens: int = 0
+    requests: int = 0
+    wait_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +71,9 @@ class StoryLine:
 
 
 class Chronicle:
-    """`accounts` are by level and name: ("owner", …), ("session", …), ("lane", …)."""
-
     def __init__(self) -> None:
         self.timeline: deque[PassRecord] = deque(maxlen=TIMELINE)
-        self.accounts: dict[tuple[str, str], Account] = {}
+        self._sums: dict[str, dict[str, Sums]] = {level: {} for level in LEVELS}
         self.passes: dict[PassKind, int] = {}
         self.engine_seconds = 0.0
         self.mean_seconds = 0.0
@@ -87,12 +91,31 @@ class Chronicle:
             self.tell(flight.started, request.item.lane, request.id, what)
 
     def used(self, leaf: Share, seconds: float, tokens: int) -> None:
-        for name in _names(leaf):
-            self.accounts[name] = self.accounts.get(name, Account()).plus(seconds, tokens)
+        for sums in self._sums_of(leaf):
+            sums.engine_seconds += seconds
+            sums.tokens += tokens
 
     def answered(self, leaf: Share, wait: float) -> None:
-        for name in _names(leaf):
-            self.accounts[name] = self.accounts.get(name, Account()).answered(wait)
+        for sums in self._sums_of(leaf):
+            sums.requests += 1
+            sums.wait_seconds += wait
+
+    def accounts(self) -> dict[tuple[str, str], Account]:
+        """By level and name: ("owner", …), ("session", …), ("lane", …)."""
+        return {
+            (level, name): Account(*astuple(sums))
+            for level, book in self._sums.items()
+            for name, sums in book.items()
+        }
+
+    def _sums_of(self, leaf: Share) -> Iterator[Sums]:
+        for level, (node, _) in zip(LEVELS, leaf.path, strict=True):
+            book = self._sums[level]
+            if (sums := book.get(node.name)) is None:
+                sums = book[node.name] = Sums()
+                if len(book) > ACCOUNTS and level != "owner":
+                    del book[next(iter(book))]
+            yield sums
 
     def record(
         self, flight: Flight, event: Finished, parts: Mapping[Share, Part], now: float
@@ -119,14 +142,9 @@ class Chronicle:
         self.mean_seconds += weight * (event.seconds - self.mean_seconds)
 
 
-def _names(leaf: Share) -> list[tuple[str, str]]:
-    nodes = [node.name for node, _ in leaf.path()]
-    return list(zip(("lane", "session", "owner"), nodes, strict=True))
-
-
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one moment. `accounts` as in `Chronicle`."""
+    """Counters of one moment. `accounts` as in `Chronicle.accounts`."""
 
     engine_ready: bool
     lanes: int
