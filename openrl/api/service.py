@@ -44,7 +44,9 @@ class Service:
 
     async def client_config(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.ClientConfig)
-        return codec.answer(request, versions.client_config(versions.parse(body.sdk_version)))
+        said = body.sdk_version
+        version = versions.parse(said) if said else versions.sdk_version(request)
+        return codec.answer(request, versions.client_config(version))
 
     async def dynamic_config(self, request: web.Request) -> web.Response:
         config = {

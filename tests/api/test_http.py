@@ -122,6 +122,14 @@ async def test_flags_by_version(http: Http, version: str, flags: set[str]) -> No
     assert {name for name, on in answer.items() if on} == flags
 
 
+async def test_flags_by_header(http: Http) -> None:
+    status, answer = await http.post(
+        "client/config", {}, **{"X-Stainless-Package-Version": "0.24.1"}
+    )
+    assert status == 200
+    assert answer["proto_write_fwdbwd"] is True
+
+
 # --- bodies that cannot be read --------------------------------------------------------------
 
 
