@@ -28,6 +28,11 @@ class Job:
         self._scratches: dict[RequestId, Factors] = {}
         self._spare: Factors | None = None
 
+    @property
+    def open_requests(self) -> int:
+        """Requests that hold a scratch: some of their atoms are in, the last is not."""
+        return len(self._scratches)
+
     def empty_buffer(self) -> Factors:
         """Zeros, for one atom's gradients."""
         spare, self._spare = self._spare, None

@@ -59,26 +59,26 @@ def test_the_gradient_is_that_of_attention_written_out(window, softcap):
         torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
-def _with_gradient(q, k, v, spans, weight, window):
+def _with_gradient(q, k, v, spans, weight, window, softcap):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
     out = BucketedAttention(spans, CPU)(
-        0, *inputs, scaling=0.3, sliding_window=window, softcap=None
+        0, *inputs, scaling=0.3, sliding_window=window, softcap=softcap
     )
     (out * weight).sum().backward()
     return [out.detach(), *(x.grad for x in inputs)]
 
 
 @pytest.mark.parametrize("window", [None, 5])
-def test_a_sequence_has_the_same_bits_in_any_company(window):
-    spans = _spans([40, 7, 100, 35, 12])
-    q, k, v = _inputs(194, seed=1)
-    weight = torch.randn(194, H, D)
-    together = _with_gradient(q, k, v, spans, weight, window)
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_sequence_has_the_same_bits_in_any_company(window, softcap):
+    spans = _spans([40, 7, 300, 35, 12])
+    q, k, v = _inputs(394, seed=1)
+    weight = torch.randn(394, H, D)
+    together = _with_gradient(q, k, v, spans, weight, window, softcap)
     for span in spans:
         rows = slice(*span)
-        alone = _with_gradient(
-            q[rows], k[rows], v[rows], [Span(0, span.end - span.start)], weight[rows], window
-        )
+        own = [Span(0, span.end - span.start)]
+        alone = _with_gradient(q[rows], k[rows], v[rows], own, weight[rows], window, softcap)
         for mine, other in zip(alone, together, strict=True):
             assert torch.equal(mine, other[rows])
 

@@ -87,6 +87,19 @@ def test_a_narrower_base_computes_with_a_copy_that_refresh_renews(base_model):
     assert bool((adapter.compute.flat == 3).all())
 
 
+def test_a_row_has_the_same_bits_in_a_segment_of_any_size(base_model):
+    """Rows of one version come and go while others are sampled."""
+    base = base_model("qwen3")
+    adapter = _fresh(base, rank=8, seed=1)
+    randomise(adapter, 2)
+    hidden = torch.randn(64, base.hidden_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = base.logits(hidden, (Segment(0, 64, adapter),))
+        for start, end in ((0, 1), (5, 8), (10, 25), (20, 64)):
+            rows = base.logits(hidden, (Segment(start, end, adapter),))
+            assert torch.equal(rows[start:end], whole[start:end])
+
+
 @pytest.mark.parametrize(
     "config",
     [
