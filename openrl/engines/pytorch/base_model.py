@@ -26,8 +26,9 @@ from transformers import AttentionInterface
 
 from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.attention import Attend
-from openrl.engines.pytorch.lora import Group, LinearSpec, Segment, StackedAdapters, adapted_linear
+from openrl.engines.pytorch.lora import Group, LinearSpec
 from openrl.engines.pytorch.packing import Batch
+from openrl.engines.pytorch.segments import Segment, StackedAdapters, adapted_linear
 from openrl.errors import UserError
 
 TARGETS: dict[str, Group] = {

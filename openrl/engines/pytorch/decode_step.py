@@ -13,11 +13,11 @@ from torch import Tensor
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.decode_attention import DecodeAttention, ShelfRows
 from openrl.engines.pytorch.kvcache import KVMemory, Shelf
-from openrl.engines.pytorch.lora import MIN_ROWS
 from openrl.engines.pytorch.lowrank import Banks, RowAdapters
 from openrl.engines.pytorch.packing import Batch
 from openrl.engines.pytorch.rows import Row
 from openrl.engines.pytorch.sampling import DrawRules, draw, draw_rules, uniforms
+from openrl.engines.pytorch.segments import MIN_ROWS
 from openrl.errors import ServerError
 from openrl.types import Failed
 

@@ -17,10 +17,9 @@ from torch import Tensor
 from openrl.engines.pytorch import losses
 from openrl.engines.pytorch.attention import Span
 from openrl.engines.pytorch.base_model import BaseModel
-from openrl.engines.pytorch.lora import (
+from openrl.engines.pytorch.lora import Adapter, Factors
+from openrl.engines.pytorch.segments import (
     MIN_ROWS,
-    Adapter,
-    Factors,
     Segment,
     adapting,
     product,

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from openrl.engines.pytorch.lora import MIN_ROWS, Adapter, LinearSpec, StackedAdapters
+from openrl.engines.pytorch.lora import Adapter, LinearSpec
+from openrl.engines.pytorch.segments import MIN_ROWS, StackedAdapters
 from openrl.types import VersionId
 
 _NARROWEST = 2  # a product with one column takes another kernel, whose bits depend on the rows

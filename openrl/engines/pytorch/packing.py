@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openrl.engines.pytorch.attention import Attend, BucketedAttention, Span
-from openrl.engines.pytorch.lora import MIN_ROWS, Segment, StackedAdapters
+from openrl.engines.pytorch.segments import MIN_ROWS, Segment, StackedAdapters
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,12 +17,12 @@ from torch import Tensor
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.decode_attention import Chunk, PrefillAttention
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS, KVMemory, kv_class
-from openrl.engines.pytorch.lora import MIN_ROWS
 from openrl.engines.pytorch.lowrank import Banks
 from openrl.engines.pytorch.packing import Batch
 from openrl.engines.pytorch.prefixes import PrefixCache
 from openrl.engines.pytorch.prompt_scores import PromptScores
 from openrl.engines.pytorch.rows import Request, Row
+from openrl.engines.pytorch.segments import MIN_ROWS
 from openrl.types import VersionId
 
 

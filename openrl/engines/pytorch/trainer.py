@@ -30,9 +30,10 @@ from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.datums import AtomInputs, atom_inputs, atom_output
 from openrl.engines.pytorch.job import Job
 from openrl.engines.pytorch.logprobs import Task, sweep
-from openrl.engines.pytorch.lora import Factors, Segment, fresh_adapter
+from openrl.engines.pytorch.lora import Factors, fresh_adapter
 from openrl.engines.pytorch.optim import all_finite
 from openrl.engines.pytorch.packing import lay_out, training_batch
+from openrl.engines.pytorch.segments import Segment
 from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserError
 from openrl.types import Failed, ForwardBackwardOutput, ModelId, OptimStepDone, RequestId
 

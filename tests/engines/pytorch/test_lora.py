@@ -6,8 +6,9 @@ import pytest
 import torch
 from support.torch_cases import randomise
 
-from openrl.engines.pytorch.lora import Layout, Segment, fresh_adapter
+from openrl.engines.pytorch.lora import Layout, fresh_adapter
 from openrl.engines.pytorch.packing import lay_out, training_batch
+from openrl.engines.pytorch.segments import Segment
 from openrl.errors import UserError
 from openrl.types import LoraConfig
 
