@@ -9,6 +9,8 @@ VENV ?= .venv
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
+# Training runs side by side in the demo, each with a learning rate of its own.
+JOBS ?= 1
 # More for pytest, say ARGS="-k wire", or for the demo.
 ARGS ?=
 # One thread: torch's threads spin, and tests beside other work then slow to a crawl.
@@ -27,7 +29,7 @@ check: $(VENV)/.for-dev
 	$(PYTEST) tests/test_architecture.py
 
 demo: $(VENV)/.for-demo
-	$(VENV)/bin/python recipes/demo.py $(ARGS)
+	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)
 
 # By a protoc of 2024 in an environment of its own: code of a later one refuses older runtimes.
 proto:

@@ -38,6 +38,7 @@ from openrl import demo
 
 SHOWN = 12
 INTERRUPTED = 130
+FILES = ("reward.png", "metrics.jsonl", "samples.md")
 PROMPT = aiohttp.ClientTimeout(total=5)
 
 
@@ -165,14 +166,16 @@ def conclude(output: Path, view: View, console: Console) -> None:
         write_samples(output / "samples.md", shown_questions(), finished)
         best = max(finished, key=lambda job: job.first_and_last[1])
         print_samples(console, shown_questions(), best)
-    console.print(f"\nreward.png, metrics.jsonl and samples.md are in {output}/", highlight=False)
+    left = ", ".join(name for name in FILES if (output / name).exists())
+    console.print(f"\nIn {output}/: {left}", highlight=False)
 
 
 def main() -> int:
     options = parse()
     console = Console()
     options.output.mkdir(parents=True, exist_ok=True)
-    (options.output / "metrics.jsonl").write_text("")
+    for name in FILES:
+        (options.output / name).unlink(missing_ok=True)
     view = View(make_jobs(options), console)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     status = 0
