@@ -48,6 +48,7 @@ class Engine:
     max_rows: int = 256
     items: dict[RequestId, ev.Item] = field(default_factory=dict)
     rows: dict[RowId, list[int]] = field(default_factory=dict)  # [tokens held, tokens to go]
+    preempted: dict[RowId, list[int]] = field(default_factory=dict)
 
     def capacity(self) -> Capacity:
         held = sum(-(-row[0] // BLOCK) for row in self.rows.values())
@@ -70,9 +71,15 @@ class Engine:
         return ev.Finished(order.pass_id, seconds, self.capacity(), parts)
 
     def _decode(self, order: ev.StartDecode) -> ev.Finished:
-        for gone in (*order.drop, *order.preempt):
+        for gone in order.drop:
             self.rows.pop(gone, None)
+            self.preempted.pop(gone, None)
+        for out in order.preempt:
+            self.preempted[out] = self.rows.pop(out)
         prefilled = 0
+        for back in order.resume:
+            self.rows[back] = self.preempted.pop(back)
+            prefilled += self.rows[back][0]
         for request, indexes in order.admit:
             size = self.items[request].sample
             assert size is not None

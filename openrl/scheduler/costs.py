@@ -35,13 +35,17 @@ class CostModel:
         return sum(w * x for w, x in zip(self.weights, features, strict=True))
 
     def learn(self, features: Features, seconds: float) -> None:
-        scaled = [g * x for g, x in zip(self.guess, features, strict=True)]
-        power = sum(z * z for z in scaled)
         estimate = self.estimate(features)
+        target = min(seconds, SURPRISE * estimate) if estimate > 0.0 else seconds
+        error = target - estimate
+        scaled = [
+            g * x if error > 0.0 or w > 0.0 else 0.0  # what is at 0 cannot get less
+            for g, x, w in zip(self.guess, features, self.weights, strict=True)
+        ]
+        power = sum(z * z for z in scaled)
         if power <= 0.0:
             return
-        target = min(seconds, SURPRISE * estimate) if estimate > 0.0 else seconds
-        gain = STEP * (target - estimate) / power
+        gain = STEP * error / power
         steps = [gain * z * g for z, g in zip(scaled, self.guess, strict=True)]
         self.weights = tuple(max(0.0, w + d) for w, d in zip(self.weights, steps, strict=True))
 

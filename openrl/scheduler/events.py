@@ -86,7 +86,8 @@ class SeqConsumed:
 
 @dataclass(frozen=True, slots=True)
 class LanePaused:
-    """Nothing more of the lane starts until it is resumed; what runs goes on."""
+    """Nothing more of the lane starts until it is resumed; what the engine has goes on. A
+    sampling session without requests has no lane, and nothing to pause."""
 
     lane: str
 

@@ -61,7 +61,8 @@ def _capacity(state: State, request: Request, now: float) -> str:
 
 def statistics(state: State) -> Statistics:
     requests = state.queues.requests.values()
-    running = sum(1 for request in requests if _runs(state, request))
+    flying = {request.id for request in state.flight.parts} if state.flight else set()
+    running = sum(1 for request in requests if request.running or request.id in flying)
     return Statistics(
         engine_ready=state.residency.capacity is not None,
         lanes=len(state.queues.lanes),

@@ -3,8 +3,8 @@
 Each node has a *tag*: the virtual second at which its next service starts, among its siblings.
 Whoever is ready with the lowest tag goes first; service of `s` measured seconds moves the tag
 by `s / weight`. Each parent has a *clock*, the tag of the child it served last. A node that
-becomes ready, or is charged, is lifted to its parent's clock: what it did not ask for while it
-could not use it is not owed to it, so idle time earns no credit.
+becomes ready, or is charged while it is not, is lifted to its parent's clock: what it did not
+ask for is not owed to it, so idle time earns no credit.
 
 (P. Goyal, H. Vin, H. Cheng: Start-time fair queueing, SIGCOMM 1996; the hierarchy is theirs too.)
 
@@ -90,7 +90,8 @@ def unready(leaf: Share, group: Group) -> None:
 def charge(leaf: Share, seconds: float) -> None:
     """Moves the tags from the leaf up; negative `seconds` give back part of an estimate."""
     for node, parent in leaf.path:
-        _move(node, parent, max(parent.clock, node.tag + seconds / node.weight))
+        tag = node.tag + seconds / node.weight
+        _move(node, parent, tag if node.groups else max(parent.clock, tag))
 
 
 def first(root: Share, group: Group) -> Share | None:

@@ -41,6 +41,7 @@ class Flight:
     tokens: tuple[int, ...] = ()
     rows: dict[RowId, Row] = field(default_factory=dict)
     prefills: dict[RowId, int] = field(default_factory=dict)
+    preempted: tuple[Row, ...] = ()
     estimates: dict[Share, float] = field(default_factory=dict)
 
 

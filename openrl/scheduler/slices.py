@@ -31,7 +31,7 @@ class Changes:
 
     admit: dict[RequestId, list[int]] = field(default_factory=dict)
     resume: list[RowId] = field(default_factory=list)
-    preempt: list[RowId] = field(default_factory=list)
+    preempt: list[Row] = field(default_factory=list)
     prefills: dict[RowId, int] = field(default_factory=dict)
 
 
@@ -152,7 +152,7 @@ class Slicer:
         self._residency.preempt(row)
         del request.running[row.id.sample]
         request.preempted[row.id.sample] = row
-        changes.preempt.append(row.id)
+        changes.preempt.append(row)
         lane = self._lane(row.share)
         lane.preempted(request)
         self._queues.refresh(lane, now)
@@ -187,7 +187,7 @@ class Slicer:
     def _room(self, request: Request, changes: Changes, now: float) -> bool:
         """Takes room back where the request's owner is entitled to it. No row both joins and
         leaves in one slice."""
-        if any(row.request_id == request.id for row in changes.preempt):
+        if any(row.id.request_id == request.id for row in changes.preempt):
             return False
         if self._fits(request):
             return True
@@ -244,13 +244,14 @@ class Slicer:
             weights,
             tuple((request, tuple(rows)) for request, rows in changes.admit.items()),
             tuple(changes.resume),
-            tuple(changes.preempt),
+            tuple(row.id for row in changes.preempt),
             self._residency.drop(weights),
             self._steps(draft.group, len(rows), sum(changes.prefills.values()), most),
         )
         flight = Flight(order.pass_id, draft.group, now, order, estimates=draft.estimates)
         flight.rows = {row.id: row for row in rows}
         flight.prefills = changes.prefills
+        flight.preempted = tuple(changes.preempt)
         return flight
 
     def _steps(self, group: Group, rows: int, prefilled: int, most: int) -> int:

@@ -19,11 +19,20 @@ from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserE
 from openrl.scheduler import events as ev
 from openrl.scheduler import explain, fairshare
 from openrl.scheduler.checks import validate
-from openrl.scheduler.events import Decision, Event, Finished, Item, Refuse, Resolve, WakeAt
+from openrl.scheduler.events import (
+    Decision,
+    Event,
+    Finished,
+    Item,
+    Refuse,
+    Resolve,
+    RowProgress,
+    WakeAt,
+)
 from openrl.scheduler.passes import Flight
 from openrl.scheduler.planner import Planner
 from openrl.scheduler.queues import Queues
-from openrl.scheduler.requests import Request
+from openrl.scheduler.requests import Request, Row
 from openrl.scheduler.residency import Residency
 from openrl.scheduler.settlement import settle
 from openrl.scheduler.story import Chronicle, PassRecord, Statistics, StoryLine
@@ -200,23 +209,33 @@ class State:
                 self._refuse(request, closed)
 
     def _rows_ended(self, flight: Flight, event: Finished) -> None:
+        silent = dict(flight.rows)
         for one in event.rows:
-            row = flight.rows.get(one.row)
-            request = self.queues.requests.get(one.row.request_id)
-            if row is None:
-                continue
-            if request is None or request.running.get(one.row.sample) is not row:
-                row.held = one.kv_blocks
-                if one.ended:
-                    self.residency.forget_doomed(row)
-                continue
-            self.residency.progress(row, one.new_tokens, one.kv_blocks)
-            if one.ended:
-                self.residency.ended(row)
-                del request.running[one.row.sample]
-                request.ended_rows += 1
-                if not one.ok or request.ended_rows == request.rows:
-                    self._resolve(request)
+            if row := silent.pop(one.row, None):
+                self._row_reported(row, one)
+        for row in silent.values():
+            if request := self._request_of(row):
+                self._refuse(request, ServerError("the engine lost a sequence of it"))
+
+    def _row_reported(self, row: Row, report: RowProgress) -> None:
+        request = self._request_of(row)
+        if request is None:
+            row.held = report.kv_blocks
+            if report.ended:
+                self.residency.forget_doomed(row)
+            return
+        self.residency.progress(row, report.new_tokens, report.kv_blocks)
+        if report.ended:
+            self.residency.ended(row)
+            del request.running[row.id.sample]
+            request.ended_rows += 1
+            if not report.ok or request.ended_rows == request.rows:
+                self._resolve(request)
+
+    def _request_of(self, row: Row) -> Request | None:
+        """The request that the row runs for; None when it has been answered."""
+        request = self.queues.requests.get(row.id.request_id)
+        return request if request and request.running.get(row.id.sample) is row else None
 
     # --- answers ---
 

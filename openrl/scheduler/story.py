@@ -89,6 +89,12 @@ class Chronicle:
         for request, count in Counter(flight.parts).items():
             what = f"pass {flight.id}: {count} of {request.parts} parts"
             self.tell(flight.started, request.item.lane, request.id, what)
+        for row in flight.prefills:
+            lane = flight.rows[row].share.name
+            self.tell(flight.started, lane, row.request_id, f"pass {flight.id}: row {row.sample}")
+        for out in flight.preempted:
+            what = f"pass {flight.id}: row {out.id.sample} makes room"
+            self.tell(flight.started, out.share.name, out.id.request_id, what)
 
     def used(self, leaf: Share, seconds: float, tokens: int) -> None:
         for sums in self._sums_of(leaf):

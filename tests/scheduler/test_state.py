@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from support.core_driver import Driver, Engine, capacity, coin, item, requests_of, sample
 
@@ -228,6 +230,18 @@ def test_a_part_without_an_outcome_is_refused() -> None:
     driver.running = ev.Finished(driver.running.pass_id, 0.1, capacity())
     driver.drain()
     assert isinstance(driver.refusal("m:1").error, ServerError)
+
+
+def test_a_row_that_the_engine_lost_is_refused() -> None:
+    driver = Driver()
+    driver.ready()
+    driver.submit(sample("s", 0, rows=2, new=100), sample("t", 0, new=100))
+    assert driver.running is not None
+    driver.running = dataclasses.replace(driver.running, rows=driver.running.rows[:1])
+    driver.drain()
+    assert isinstance(driver.refusal("s:0").error, ServerError)
+    assert driver.resolved() == ["t:0"]
+    assert driver.engine.rows == {}
 
 
 def test_a_repeated_request_is_a_bug_of_the_caller() -> None:
