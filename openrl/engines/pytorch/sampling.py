@@ -195,9 +195,10 @@ def keep_top_p(weights_NV: Tensor, top_p_N: Tensor) -> Tensor:
     best_NK = weights_NV.topk(head, dim=-1).values
     floor_N1, covered_N = _smallest_kept(best_NK, wanted_N1)
     if head < weights_NV.shape[1]:
-        for row in torch.nonzero(~covered_N)[:, 0].tolist():
-            whole = weights_NV[row : row + 1].sort(dim=-1, descending=True).values
-            floor_N1[row] = _smallest_kept(whole, wanted_N1[row : row + 1])[0][0]
+        wide = torch.nonzero(~covered_N)[:, 0]
+        if wide.numel():
+            whole = weights_NV.index_select(0, wide).sort(dim=-1, descending=True).values
+            floor_N1[wide] = _smallest_kept(whole, wanted_N1.index_select(0, wide))[0]
     floor_N1 = torch.where(top_p_N[:, None] >= 1, 0.0, floor_N1)
     return torch.where(weights_NV >= floor_N1, weights_NV, 0.0)
 
