@@ -92,7 +92,8 @@ class AtomPiece:
 
     The engine adds gradients to the request's scratch and moves them to the model with the
     `last` atom; when an atom fails, the scratch is dropped and the request's later atoms are
-    never sent.
+    never sent. A request may also be cut short between passes without a word: its scratch is
+    dropped when the model's next pass is another request's.
     """
 
     request_id: RequestId

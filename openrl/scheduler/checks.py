@@ -30,7 +30,7 @@ def _requests_are_in_their_lanes(state: State) -> None:
             listed[request.id] = request
     for request_id, request in state.queues.requests.items():
         at_home = listed.pop(request_id, None) is request
-        assert at_home or request_id in state._closed, f"{request_id} is in no lane"
+        assert at_home or request_id in state._cut_short, f"{request_id} is in no lane"
     assert not listed, f"lanes hold answered requests: {list(listed)}"
     flying = () if state.flight is None else state.flight.parts
     assert all(request.id in state.queues.requests for request in flying)

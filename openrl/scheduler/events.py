@@ -107,8 +107,8 @@ class WeightChanged:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Waiting work goes at once, rows leave the engine with its next decode pass. A training
-    operation that has started runs to its end: its answer comes as usual."""
+    """Waiting work goes at once, rows leave the engine with its next decode pass. Of training
+    work the running pass ends first: when it held the last part, the answer comes as usual."""
 
     request_id: RequestId
 

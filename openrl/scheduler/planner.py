@@ -2,6 +2,11 @@
 
 The neediest that can start leads; compatible heads of other lanes fill the pass in the order
 of need, up to a budget of tokens and of estimated seconds (the quantum).
+
+A head is never held back for company that may come: in the simulation of
+`benchmarks/fairness.py` lanes fall into step without it, and holding optim_steps back for a pass
+changed neither the number of passes nor the throughput. Two operations of one lane never share
+a pass: it would be exact for neighbouring forward_backwards, but those are large already.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ class Slicer:
 
     def running(self) -> Iterator[Candidate]:
         """The batches as candidates. A batch needs as much as its owners do on the average of
-        its rows: by the neediest row alone, all others would ride on that row's need."""
+        its rows. By its neediest row alone, either all others would ride on that row's need, or
+        it would decode by itself, at nearly the price of the whole batch."""
         for weights, count in self._residency.counts.items():
             if count:
                 rows = self._residency.rows_of(weights)

@@ -47,7 +47,7 @@ class State:
         self.planner = Planner(config, self.queues, self.residency)
         self.chronicle = Chronicle()
         self.flight: Flight | None = None
-        self._closed: dict[RequestId, OpenRLError] = {}
+        self._cut_short: dict[RequestId, OpenRLError] = {}
         self._asked: float | None = None
         self._now = 0.0
         self._out: list[Decision] = []
@@ -142,14 +142,14 @@ class State:
 
     def _close(self, lane: str, error: OpenRLError) -> None:
         for request in self.queues.close(lane):
-            if self.flight is not None and request in self.flight.parts:
-                self._closed[request.id] = error
-            else:
-                self._refuse(request, error)
+            self._withdraw(request, error)
 
     def _withdraw(self, request: Request, error: OpenRLError) -> None:
-        """Takes a request back, unless it is a training operation that has started."""
-        if request.item.sample is not None or request.started is None:
+        """Takes a request back; a part of training work that is in the engine ends first, and
+        when it was the last the request is answered as usual."""
+        if self.flight is not None and request in self.flight.parts:
+            self._cut_short[request.id] = error
+        else:
             self._refuse(request, error)
 
     def _refuse_impossible(self, request: Request) -> None:
@@ -200,13 +200,13 @@ class State:
         for request, sent in Counter(flight.parts).items():
             oks = ended.get(request.id, [])
             request.back += sent
-            closed = self._closed.pop(request.id, None)
+            cut_short = self._cut_short.pop(request.id, None)
             if not all(oks) or (len(oks) == sent and not request.missing):
                 self._resolve(request)
             elif len(oks) < sent:
                 self._refuse(request, ServerError("the engine gave no outcome for it"))
-            elif closed is not None:
-                self._refuse(request, closed)
+            elif cut_short is not None:
+                self._refuse(request, cut_short)
 
     def _rows_ended(self, flight: Flight, event: Finished) -> None:
         silent = dict(flight.rows)
@@ -253,7 +253,7 @@ class State:
         request.running.clear()
         request.preempted.clear()
         self.queues.remove(request, self._now)
-        self._closed.pop(request.id, None)
+        self._cut_short.pop(request.id, None)
         self._tell(request, how)
         first = self._now if request.started is None else request.started
         self.chronicle.answered(request.share, first - request.arrived)

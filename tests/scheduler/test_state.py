@@ -161,11 +161,24 @@ def test_cancelling_a_waiting_operation_lets_the_next_one_run() -> None:
     assert driver.now < 1.0
 
 
-def test_a_started_operation_is_not_taken_back() -> None:
+def test_a_cancelled_operation_stops_after_the_pass_that_runs() -> None:
     driver = Driver(SchedulerConfig(pass_tokens=100))
     driver.ready()
     driver.open("m")
-    driver.submit(item("m", 1, atoms=(100, 100)))
+    driver.submit(item("m", 1, atoms=(100, 100)), item("m", 2))
+    driver.send(ev.Cancelled(RequestId("m:1")))
+    assert driver.answers == {}
+    driver.drain()
+    assert isinstance(driver.refusal("m:1").error, Cancelled)
+    assert driver.resolved() == ["m:2"]
+    assert sum(len(order.atoms) for order in started(driver, ev.StartTrain)) == 2
+
+
+def test_an_operation_whose_last_part_runs_is_answered_as_usual() -> None:
+    driver = Driver()
+    driver.ready()
+    driver.open("m")
+    driver.submit(item("m", 1))
     driver.send(ev.Cancelled(RequestId("m:1")))
     driver.drain()
     assert driver.resolved() == ["m:1"]
