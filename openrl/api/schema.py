@@ -217,7 +217,7 @@ class SamplingParams(Strict, frozen=True):
 
 
 class Sample(Strict, frozen=True):
-    """The fields from `topk_sample_logprobs` to `record_stability_info` are refused when set:
+    """The fields from `topk_sample_logprobs` to `prompt_logprobs_last_n` are refused when set:
     see `sampling.UNSUPPORTED`."""
 
     prompt: ModelInput

@@ -504,7 +504,6 @@ async def test_models_that_cannot_be_made(http: Http, given: dict[str, Any], nam
         ({"prompt_alt_tokens_k": 1}, "prompt_alt_tokens_k"),
         ({"prompt_logprobs_last_n": 1}, "prompt_logprobs_last_n"),
         ({"target_prompt_logprobs": ints(1)}, "target_prompt_logprobs"),
-        ({"record_stability_info": True}, "record_stability_info"),
         ({"beam_width": 4}, "beam_width"),
         ({"seq_id": None}, "seq_id"),
         ({"sampling_session_id": None}, "base_model"),

@@ -51,6 +51,10 @@ def test_off_is_not_set() -> None:
     assert sample({}, **off).num_samples == 1
 
 
+def test_a_record_for_a_loss_that_is_not_offered_is_let_through() -> None:
+    assert sample({}, record_stability_info=True).num_samples == 1
+
+
 def test_all_that_a_step_may_say() -> None:
     given = schema.AdamParams(
         learning_rate=0.1, beta1=0.2, beta2=0.3, eps=0.4, weight_decay=0.5, grad_clip_norm=0.6
