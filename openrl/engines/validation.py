@@ -35,6 +35,8 @@ from openrl.types import (
 
 _MIN_TTL = 3600
 _MAX_TTL = 10 * 366 * 24 * 3600
+_MAX_ALPHA = 1e6  # near the end of float32 the scale of an adapter is no number
+_SEEDS = range(-(2**63), 2**64)
 
 
 def check_training(operation: TrainingOperation, info: BaseModelInfo, limits: Limits) -> None:
@@ -74,8 +76,12 @@ def check_lora(lora: LoraConfig, info: BaseModelInfo) -> None:
         )
     if not (lora.train_attn or lora.train_mlp or lora.train_unembed):
         raise UserError("At least one of train_unembed, train_mlp, or train_attn must be True")
-    if not (math.isfinite(lora.alpha) and lora.alpha > 0):
-        raise UserError(f"lora_config.alpha must be positive and finite, got {lora.alpha}")
+    if not 0 < lora.alpha <= _MAX_ALPHA:
+        raise UserError(
+            f"lora_config.alpha must be above 0 and at most {_MAX_ALPHA:.0f}, got {lora.alpha}"
+        )
+    if lora.seed is not None and lora.seed not in _SEEDS:
+        raise UserError("lora_config.seed must fit 64 bits")
 
 
 def check_adam(adam: AdamParams) -> None:

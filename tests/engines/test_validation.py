@@ -201,7 +201,11 @@ def test_a_request_holds_some_data_but_not_too_much() -> None:
             {"train_attn": False, "train_mlp": False, "train_unembed": False},
             "At least one of train_unembed, train_mlp, or train_attn must be True",
         ),
-        ({"alpha": math.nan}, "lora_config.alpha must be positive and finite, got nan"),
+        ({"alpha": math.nan}, "lora_config.alpha must be above 0 and at most 1000000, got nan"),
+        ({"alpha": 0.0}, "lora_config.alpha must be above 0 and at most 1000000, got 0.0"),
+        ({"alpha": 1e308}, "lora_config.alpha must be above 0 and at most 1000000, got 1e+308"),
+        ({"seed": 2**64}, "lora_config.seed must fit 64 bits"),
+        ({"seed": -(2**63) - 1}, "lora_config.seed must fit 64 bits"),
     ],
 )
 def test_lora(changes: dict[str, Any], text: str) -> None:
