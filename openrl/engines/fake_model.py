@@ -93,7 +93,7 @@ def logprobs_NV(tokens: Array, bias_V: F64, temperature: float = 1.0) -> F64:
     """Row n is the distribution of what follows `tokens[n]`; temperature 0 reads as 1."""
     ids = np.arange(1, len(bias_V) + 1)
     logits = np.sin(0.618 * (np.asarray(tokens)[:, None] + 1.0) * ids) + bias_V
-    logits = logits / (temperature or 1.0)
+    logits = logits / (max(temperature, 1e-300) if temperature else 1.0)  # finite below that
     peak = logits.max(1, keepdims=True)
     shifted = logits - peak
     return np.asarray(shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))

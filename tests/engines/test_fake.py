@@ -244,6 +244,17 @@ def test_a_failed_atom_drops_its_scratch_and_names_its_datum() -> None:
     assert alone == fresh.step(AdamParams()).metrics["grad_norm"]
 
 
+def test_what_float32_cannot_hold_fails_its_datum_and_leaves_no_gradient() -> None:
+    datum = random_datum(np.random.default_rng(3), 4)
+    huge = dict(datum.loss_inputs, weights=np.full(4, 3e38, np.float32))
+    driver = Driver()
+    driver.create()
+    failed = driver.train(piece([Datum(datum.tokens, huge)]))
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, InvalidDatum)
+    assert driver.step(AdamParams()).metrics == {"skipped_no_gradients": 1.0}
+
+
 def test_a_model_that_is_not_there() -> None:
     driver = Driver()
     failed = driver.train(piece([random_datum(np.random.default_rng(0), 2)]))
@@ -352,7 +363,7 @@ def test_truncation_and_temperature() -> None:
 
     wave = np.sin(0.618 * 6 * np.arange(1, VOCAB + 1))
     order = np.argsort(-wave)
-    assert draws(temperature=0.0) == {order[0]}
+    assert draws(temperature=0.0) == draws(temperature=5e-324) == {order[0]}
     assert draws(top_k=3) == set(order[:3])
     mass = np.cumsum(np.sort(np.exp(wave) / np.exp(wave).sum())[::-1])
     kept = int(np.searchsorted(mass, 0.2)) + 1
