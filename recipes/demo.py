@@ -172,7 +172,7 @@ def conclude(output: Path, view: View, console: Console) -> None:
 
 def main() -> int:
     options = parse()
-    console = Console()
+    console = Console(emoji=False)  # ids hold ":train:"
     options.output.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         (options.output / name).unlink(missing_ok=True)

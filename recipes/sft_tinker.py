@@ -36,7 +36,7 @@ def datum(question: Question) -> tinker.Datum:
 
 asked = questions("sft")
 for step in range(20):
-    data = [datum(question) for question in islice(asked, 32)]
+    data = [datum(question) for question in islice(asked, 16)]
     gradient = model.forward_backward(data, "cross_entropy")
     update = model.optim_step(tinker.AdamParams(learning_rate=1e-3))
     update.result()
