@@ -116,13 +116,16 @@ class _Group:
     rows_R: Tensor | None
     back_R: Tensor | None
 
-    def add_to(self, y_TN: Tensor, x_TD: Tensor, index: int) -> None:
+    def gather(self, x_TD: Tensor) -> Tensor:
+        """[slots, count, D]."""
+        x_PD = x_TD if self.gather_P is None else x_TD.index_select(0, self.gather_P)
+        return x_PD.view(self.stop - self.start, -1, x_PD.shape[1])
+
+    def add_to(self, y_TN: Tensor, x_SCD: Tensor, index: int) -> None:
         a, b = self.bank.a[index], self.bank.b[index]
         if a is None or b is None:
             return
-        slots = self.stop - self.start
-        x_PD = x_TD if self.gather_P is None else x_TD.index_select(0, self.gather_P)
-        low = torch.bmm(x_PD.view(slots, -1, x_PD.shape[1]), a[self.start : self.stop].mT)
+        low = torch.bmm(x_SCD, a[self.start : self.stop].mT)
         delta_PN = torch.bmm(low, b[self.start : self.stop].mT).flatten(0, 1)
         if self.back_R is not None:
             delta_PN = delta_PN.index_select(0, self.back_R)
@@ -133,14 +136,24 @@ class _Group:
 
 
 class RowAdapters(StackedAdapters):
-    """Which version each row of one batch has."""
+    """Which version each row of one batch has. Linears with one input (q, k and v; gate and up)
+    share what was gathered of it."""
 
     def __init__(self, groups: Sequence[_Group]) -> None:
         self._groups = groups
+        self._input: Tensor | None = None  # held, so that its address cannot be another's
+        self._stamp: tuple[int, int, torch.Size] | None = None
+        self._gathered: list[Tensor] = []
 
     def add_to(self, y_TN: Tensor, x_TD: Tensor, index: int) -> None:
-        for group in self._groups:
-            group.add_to(y_TN, x_TD, index)
+        if not self._groups:
+            return
+        stamp = (x_TD.data_ptr(), x_TD._version, x_TD.shape)
+        if stamp != self._stamp:
+            self._input, self._stamp = x_TD, stamp
+            self._gathered = [group.gather(x_TD) for group in self._groups]
+        for group, x_SCD in zip(self._groups, self._gathered, strict=True):
+            group.add_to(y_TN, x_SCD, index)
 
 
 class Banks:

@@ -20,16 +20,17 @@ from torch import Tensor
 from openrl.engines.base import DecodePass, DecodeReport, RowId, RowReport, RowStart
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.decode_step import DecodeStep
-from openrl.engines.pytorch.kvcache import BLOCK_TOKENS, KVMemory, KVShape, kv_class
+from openrl.engines.pytorch.kvcache import BLOCK_TOKENS, KVMemory, KVShape
 from openrl.engines.pytorch.lora import Adapter
 from openrl.engines.pytorch.lowrank import Banks
 from openrl.engines.pytorch.prefill import Job, Prefill
 from openrl.engines.pytorch.prefixes import PrefixCache, chunk_keys
 from openrl.engines.pytorch.rows import Request, Row
 from openrl.engines.pytorch.sampling import stream_of
+from openrl.engines.pytorch.seating import Seating
 from openrl.engines.pytorch.stops import Detokenizer, StopRule, StringWatch
 from openrl.engines.pytorch.versions import Versions
-from openrl.errors import OpenRLError, OutOfMemory
+from openrl.errors import OpenRLError
 from openrl.types import Failed, RequestId, SampleOutput, VersionId
 
 
@@ -57,7 +58,7 @@ class Sampler:
         self._prefill = Prefill(base, self.memory, self._prefixes, self._banks, prefill_tokens)
         self._decode = DecodeStep(base, self._banks, raw_logprobs)
         self._rows: dict[RowId, Row] = {}
-        self._waiting: list[Row] = []
+        self._seating = Seating(self.memory, self._prefixes, self._prefill, self._decode.changed)
         self._paused: set[Row] = set()
         self._admitted = 0
         self._versions_changed = False
@@ -99,7 +100,6 @@ class Sampler:
         self._resume(work.resume)
         for start in work.admit:
             self._admit(start)
-        self._waiting.sort(key=lambda row: row.order)
         with torch.no_grad():
             for _ in range(work.steps):
                 if not self._step():
@@ -108,7 +108,8 @@ class Sampler:
 
     def _step(self) -> bool:
         """One prefill pass and one decode step; false when no row could do anything."""
-        self._start_prefills()
+        self._seating.start_prefills()
+        self._close_failed()
         self._hold_versions()
         worked = False
         if self._prefill.jobs:
@@ -116,7 +117,7 @@ class Sampler:
             if logits_FV is not None:
                 self._seat_ready(ready, logits_FV)
             worked = True
-        if self._grow():
+        if self._seating.grow():
             self._close(self._decode.run(self.memory))
             worked = True
         return worked
@@ -124,7 +125,8 @@ class Sampler:
     # --- joining and leaving ---
 
     def _admit(self, start: RowStart) -> None:
-        ids = [RowId(start.request_id, index) for index in start.indexes]
+        wanted = (RowId(start.request_id, index) for index in start.indexes)
+        ids = [row for row in wanted if row not in self._rows]
         try:
             request = self._request(start)
             rows = [self._row(i, request, start) for i in ids]
@@ -136,7 +138,7 @@ class Sampler:
                 self.versions.acquire(start.adapter)
             self._rows[row.id] = row
         self._versions_changed = True
-        self._waiting += rows
+        self._seating.waiting += rows
 
     def _request(self, start: RowStart) -> Request:
         """One object per admission: rows of a request that join later need no link to it."""
@@ -167,35 +169,19 @@ class Sampler:
         gone = {self._rows[i] for i in ids if i in self._rows}
         if not gone:
             return
-        self._take_out(gone)
+        self._seating.take_out(gone)
         for row in gone:
             self._remove(row)
 
     def _preempt(self, ids: Iterable[RowId]) -> None:
         rows = {self._rows[i] for i in ids if i in self._rows}
-        self._take_out(rows)
+        self._seating.take_out(rows)
         self._paused |= rows
 
     def _resume(self, ids: Iterable[RowId]) -> None:
         back = [row for i in ids if (row := self._rows.get(i)) in self._paused and row]
         self._paused -= set(back)
-        self._waiting += back
-
-    def _take_out(self, rows: set[Row]) -> None:
-        """Out of the batch wherever they are; their tokens stay with them."""
-        if not rows:
-            return
-        self._waiting = [row for row in self._waiting if row not in rows]
-        self._prefill.forget(rows)
-        for row in rows:
-            self._unseat(row)
-
-    def _unseat(self, row: Row) -> None:
-        if row.slot is not None:
-            poisoned = isinstance(row.ended, Failed)
-            self.memory.release(row.slot, poisoned=poisoned)
-            row.slot, row.filled = None, 0
-            self._decode.changed()
+        self._seating.waiting += back
 
     def _remove(self, row: Row) -> None:
         del self._rows[row.id]
@@ -205,75 +191,13 @@ class Sampler:
         if version is not None and self.versions.release(version):
             self._prefixes.forget(version)
 
-    def _park(self, row: Row) -> None:
-        """Takes a running row's memory; it waits for its turn by age."""
-        self._unseat(row)
-        self._waiting.append(row)
-        self._waiting.sort(key=lambda other: other.order)
-
-    # --- prefill ---
-
-    def _start_prefills(self) -> None:
-        """Oldest first; a prompt that does not fit yet holds the younger ones back."""
-        while self._waiting and self._prefill.wants_more():
-            request = self._next_unshared()
-            if request is None:
-                return
-            mates = [row for row in self._waiting if row.request is request]
-            seats = self._seats(request, mates)
-            if not seats:
-                return
-            if not self._prefill.start(request, seats):
-                return
-            self._waiting = [row for row in self._waiting if row not in set(seats)]
-
-    def _next_unshared(self) -> Request | None:
-        """The oldest waiting request whose prefix nobody else is computing right now."""
-        seen: set[RequestId] = set()
-        for row in self._waiting:
-            if row.request.id not in seen and not self._prefill.shares_with_running(row.request):
-                return row.request
-            seen.add(row.request.id)
-        return None
-
-    def _seats(self, request: Request, mates: list[Row]) -> list[Row]:
-        """As many of the rows as there is memory for, beside what running jobs will take."""
-        free = self.memory.unallocated + self._prefixes.tokens - kv_class(len(request.prompt))
-        free += self.memory.spare(kv_class(mates[0].length + 1))
-        for job in self._prefill.jobs:
-            free -= sum(kv_class(row.length + 1) for row in job.rows)
-        seats: list[Row] = []
-        for row in mates:
-            need = kv_class(row.length + 1)
-            if free < need:
-                break
-            free -= need
-            seats.append(row)
-        if not seats and self._is_idle():
-            self._fail_too_large(mates[0])
-        return seats
-
-    def _is_idle(self) -> bool:
-        return not self._prefill.jobs and not any(row.slot for row in self._rows.values())
-
-    def _fail_too_large(self, row: Row) -> None:
-        need = kv_class(len(row.request.prompt)) + kv_class(row.length + 1)
-        self._waiting.remove(row)
-        row.ended = Failed(
-            OutOfMemory(
-                f"sample {row.id.sample} does not fit into the memory for keys and values even "
-                f"alone: {row.length} tokens need room for {need} (prompt and sequence), and "
-                f"there is {self.memory.total}; raise kv_cache_bytes or shorten the sequence"
-            )
-        )
-        self._close([row])
-
     def _seat_ready(self, ready: Sequence[Job], logits_FV: Tensor) -> None:
         """Gives the rows of complete prompts their slots and their first tokens."""
         seated: list[Row] = []
         source: list[int] = []
         for number, job in enumerate(ready):
-            rows = self._seat(job)
+            rows = self._seating.seat(job)
+            self._report_prompt(job, rows)
             seated += rows
             source += [number] * len(rows)
         if seated:
@@ -284,58 +208,23 @@ class Sampler:
                 self._prefill.keep(job)
             self._prefill.finish(job)
 
-    def _seat(self, job: Job) -> list[Row]:
-        request = job.request
-        seated: list[Row] = []
-        for number, row in enumerate(job.rows):
-            row.slot = self.memory.allocate(row, row.length + 1, len(job.rows) - number)
-            if row.slot is None:
-                self._park(row)
-                continue
-            shelf, index = row.slot.shelf, row.slot.index
-            shelf.kv[:, :, index, :, : job.length] = job.staged[:, :, :, : job.length]
-            row.filled = job.length
-            seated.append(row)
-            if row.id.sample == 0 and not request.scored:
-                self._report_prompt(job)
-        self._decode.changed()
-        return seated
-
-    def _report_prompt(self, job: Job) -> None:
+    def _report_prompt(self, job: Job, seated: Sequence[Row]) -> None:
+        if job.request.scored or not any(row.id.sample == 0 for row in seated):
+            return
         output = job.scores.output() if job.scores else SampleOutput(())
         job.request.scored = True
         self._prompts[job.request.id] = SampleOutput(
             (), output.prompt_logprobs, output.topk_prompt_logprobs, job.hit_tokens
         )
 
-    # --- decode ---
-
-    def _grow(self) -> bool:
-        """Room for one more token in every row; false when no row has a slot."""
-        full = [
-            row
-            for shelf in self.memory.shelves()
-            for slot in shelf.slots
-            if (row := slot.owner).filled >= shelf.capacity
-        ]
-        for row in sorted(full, key=lambda row: row.order):
-            self._make_room(row)
-        return any(shelf.slots for shelf in self.memory.shelves())
-
-    def _make_room(self, row: Row) -> None:
-        """Takes the youngest rows' memory until this one can grow, or until it is the youngest
-        itself."""
-        while row.slot is not None:
-            self._decode.changed()
-            if self.memory.move(row.slot, row.filled + 1, row.filled):
-                return
-            running = (r for r in self._rows.values() if r.slot is not None)
-            self._park(max(running, key=lambda r: r.order))
+    def _close_failed(self) -> None:
+        failed, self._seating.failed = self._seating.failed, []
+        self._close(failed)
 
     def _close(self, rows: Iterable[Row]) -> None:
         """Frees what ended rows held; their reports go out with this pass."""
         for row in rows:
-            self._unseat(row)
+            self._seating.unseat(row)
             self._remove(row)
             self._ended.append(RowReport(row.id, row.new_tokens, 0, row.ended))
 
