@@ -9,101 +9,29 @@ Every lookup takes the owner, and another owner's name is `NotFound` just as one
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from typing import Any, cast
 
 from openrl.errors import NotFound, UserError
-from openrl.nouns import Column, NounTable
-from openrl.types import (
-    CheckpointKind,
-    LoraConfig,
-    ModelId,
-    OwnerId,
-    SamplerTarget,
-    SamplingSessionId,
-    SessionId,
-    TinkerPath,
-    VersionId,
+from openrl.ledgers import AuditLog, UsageLedger
+from openrl.nouns import Filter, NounTable
+from openrl.records import (
+    Checkpoint,
+    Noun,
+    Page,
+    Run,
+    Sampler,
+    Session,
+    T,
+    decode,
+    encode,
+    identity,
 )
+from openrl.types import ModelId, OwnerId, SamplerTarget
 
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Times are Unix seconds."""
-
-    session_id: SessionId
-    owner: OwnerId
-    created_at: float
-    tags: tuple[str, ...] = ()
-    user_metadata: Mapping[str, str] | None = None
-    sdk_version: str = ""
-    project_id: str | None = None
-    display_name: str | None = None
-    finished: str | None = None  # the first reason given, and no more work after it
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One training run; `lora` with its seed as drawn."""
-
-    model_id: ModelId
-    session_id: SessionId
-    owner: OwnerId
-    base_model: str
-    lora: LoraConfig
-    created_at: float
-    last_request_at: float
-    user_metadata: Mapping[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    path: TinkerPath
-    model_id: ModelId
-    owner: OwnerId
-    kind: CheckpointKind
-    name: str
-    base_model: str
-    lora: LoraConfig
-    created_at: float
-    size_bytes: int
-    with_optimizer: bool
-    expires_at: float | None = None
-    user_metadata: Mapping[str, str] | None = None
-
-    @property
-    def version(self) -> VersionId:
-        """An overwritten or re-created name is another version."""
-        return VersionId(f"{self.path}@{self.created_at:.6f}")
-
-    @property
-    def target(self) -> SamplerTarget:
-        """What a sampling session on this checkpoint pins."""
-        return SamplerTarget(self.base_model, self.version, self.path)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    sampling_session_id: SamplingSessionId
-    session_id: SessionId
-    owner: OwnerId
-    target: SamplerTarget
-    created_at: float
-
-
-Noun: TypeAlias = Session | Run | Checkpoint | Sampler
-T = TypeVar("T", Session, Run, Checkpoint, Sampler)
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[T]):
-    """Newest first; `total` counts what there is without limit and offset."""
-
-    items: tuple[T, ...]
-    total: int
+__all__ = ["Catalogue", "Checkpoint", "Page", "Run", "Sampler", "Session"]
 
 
 class Catalogue:
@@ -111,11 +39,14 @@ class Catalogue:
         """Opens or makes the database; None keeps it in memory. Raises `ServerError` when the
         file was written by a newer version."""
         self._table = NounTable(file)
+        self.audit = AuditLog(self._table.sql)
+        self.usage = UsageLedger(self._table.sql)
         self._known: dict[tuple[str, str], Noun] = {}
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
         self.write_touched()
+        self.usage.write()
         self._table.close()
 
     # --- sessions ---
@@ -127,13 +58,28 @@ class Catalogue:
         return self._owned(Session, session_id, owner)
 
     def sessions(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Session]:
-        return self._page(Session, "owner", owner, limit, offset)
+        return self._page(Session, "owner", (owner,), limit, offset)
 
-    def finish_session(self, session_id: str, owner: OwnerId, reason: str) -> None:
+    def sessions_after(self, owner: OwnerId, last: str | None) -> Iterator[Session]:
+        """Newest first, those that come after the session `last`."""
+        time = float("inf") if last is None else self.session(last, owner).created_at
+        for body in self._table.after("Session", owner, time, last or ""):
+            yield decode(Session, body)
+
+    def finish_session(
+        self, session_id: str, owner: OwnerId, reason: str, detail: str | None = None
+    ) -> None:
         """The first reason wins."""
         session = self.session(session_id, owner)
         if session.finished is None:
-            self._put(replace(session, finished=reason))
+            self._put(replace(session, finished=reason, detail=detail))
+
+    def set_project(self, session_id: str, owner: OwnerId, project_id: str) -> None:
+        self._put(replace(self.session(session_id, owner), project_id=project_id))
+
+    def stored(self, session_id: str) -> tuple[int, int]:
+        """How many checkpoints the runs of a session have, and their size in bytes."""
+        return self._table.stored(session_id)
 
     # --- runs ---
 
@@ -149,13 +95,24 @@ class Catalogue:
         """For ourselves: whoever its owner is."""
         return self._find(Run, model_id)
 
-    def runs(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Run]:
+    def runs(
+        self,
+        owner: OwnerId,
+        limit: int = 100,
+        offset: int = 0,
+        *,
+        project_id: str | None = None,
+        readable: bool = False,
+    ) -> Page[Run]:
+        """`readable` adds others' runs that have a published checkpoint; a project holds none."""
         self.write_touched()
-        return self._page(Run, "owner", owner, limit, offset)
+        if project_id is not None:
+            return self._page(Run, "project", (owner, project_id), limit, offset)
+        return self._page(Run, "readable" if readable else "owner", (owner,), limit, offset)
 
     def runs_of(self, session_id: str, owner: OwnerId) -> tuple[Run, ...]:
         self.session(session_id, owner)
-        return self._page(Run, "parent", session_id).items
+        return self._page(Run, "parent", (session_id,)).items
 
     def touch_run(self, model_id: ModelId, now: float) -> None:
         """Remembers the time of a run's newest request; written with the next list or close."""
@@ -177,23 +134,40 @@ class Catalogue:
     def checkpoint(self, path: str, owner: OwnerId) -> Checkpoint:
         return self._owned(Checkpoint, path, owner)
 
+    def readable_checkpoint(self, path: str, owner: OwnerId) -> Checkpoint:
+        """One's own, or one that its owner has published."""
+        found = self._find(Checkpoint, path)
+        if found is not None and found.public:
+            return found
+        return self.checkpoint(path, owner)
+
     def find_checkpoint(self, path: str) -> Checkpoint | None:
         """For ourselves: whoever its owner is."""
         return self._find(Checkpoint, path)
 
     def checkpoints(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Checkpoint]:
-        return self._page(Checkpoint, "owner", owner, limit, offset)
+        return self._page(Checkpoint, "owner", (owner,), limit, offset)
 
     def checkpoints_of(self, model_id: str, owner: OwnerId) -> tuple[Checkpoint, ...]:
         self.run(model_id, owner)
-        return self._page(Checkpoint, "parent", model_id).items
+        return self._page(Checkpoint, "parent", (model_id,)).items
+
+    def published_of(self, model_id: str) -> tuple[Checkpoint, ...]:
+        """What of a run every owner may read. Raises `NotFound` when that is nothing."""
+        saved = self._page(Checkpoint, "parent", (model_id,)).items
+        if public := tuple(each for each in saved if each.public):
+            return public
+        raise NotFound(f"no model {model_id!r}")
+
+    def publish(self, path: str, owner: OwnerId, public: bool) -> None:
+        self._put(replace(self.checkpoint(path, owner), public=public))
 
     def set_expiry(self, path: str, owner: OwnerId, expires_at: float | None) -> None:
         self._put(replace(self.checkpoint(path, owner), expires_at=expires_at))
 
     def expired(self, now: float) -> tuple[Checkpoint, ...]:
         bodies = self._table.expired("Checkpoint", now)
-        return tuple(_decode(Checkpoint, body) for body in bodies)
+        return tuple(decode(Checkpoint, body) for body in bodies)
 
     def delete_checkpoint(self, path: str, owner: OwnerId) -> Checkpoint:
         """Returns what was deleted, so that its files can follow."""
@@ -218,42 +192,53 @@ class Catalogue:
     def sampler(self, sampling_session_id: str, owner: OwnerId) -> Sampler:
         return self._owned(Sampler, sampling_session_id, owner)
 
+    def join_sampler(self, sampling_session_id: str, owner: OwnerId) -> int:
+        """Counts one more client, and returns its number: 1 for the first that joins."""
+        sampler = self.sampler(sampling_session_id, owner)
+        joined = replace(sampler, clients=sampler.clients + 1)
+        self._put(joined)
+        return joined.clients
+
+    def retarget_sampler(self, sampling_session_id: str, target: SamplerTarget) -> None:
+        """For a sampler that follows its model."""
+        if sampler := self._find(Sampler, sampling_session_id):
+            self._put(replace(sampler, target=target))
+
     def find_sampler(self, sampling_session_id: str) -> Sampler | None:
         """For ourselves: whoever its owner is."""
         return self._find(Sampler, sampling_session_id)
 
     def samplers_of(self, session_id: str, owner: OwnerId) -> tuple[Sampler, ...]:
         self.session(session_id, owner)
-        return self._page(Sampler, "parent", session_id).items
+        return self._page(Sampler, "parent", (session_id,)).items
 
     # --- memory and table ---
 
     def _put(self, noun: Noun) -> None:
-        kind, identity, parent = _identity(noun)
-        body = json.dumps(asdict(noun))
-        self._table.put(kind, identity, noun.owner, parent, noun.created_at, body)
-        self._known[kind, identity] = noun
+        kind, name, parent = identity(noun)
+        self._table.put(kind, name, noun.owner, parent, noun.created_at, encode(noun))
+        self._known[kind, name] = noun
 
-    def _find(self, kind: type[T], identity: str) -> T | None:
-        known = self._known.get((kind.__name__, identity))
+    def _find(self, kind: type[T], name: str) -> T | None:
+        known = self._known.get((kind.__name__, name))
         if known is None:
-            body = self._table.get(kind.__name__, identity)
+            body = self._table.get(kind.__name__, name)
             if body is None:
                 return None
-            known = self._known[kind.__name__, identity] = _decode(kind, body)
+            known = self._known[kind.__name__, name] = decode(kind, body)
         return cast(T, known)
 
-    def _owned(self, kind: type[T], identity: str, owner: OwnerId) -> T:
-        noun = self._find(kind, identity)
+    def _owned(self, kind: type[T], name: str, owner: OwnerId) -> T:
+        noun = self._find(kind, name)
         if noun is None or noun.owner != owner:
-            raise NotFound(f"no {_CALLED[kind]} {identity!r}")
+            raise NotFound(f"no {_CALLED[kind]} {name!r}")
         return noun
 
     def _page(
-        self, kind: type[T], by: Column, value: str, limit: int = -1, offset: int = 0
+        self, kind: type[T], by: Filter, values: tuple[str, ...], limit: int = -1, offset: int = 0
     ) -> Page[T]:
-        bodies, total = self._table.page(kind.__name__, by, value, limit, offset)
-        return Page(tuple(_decode(kind, body) for body in bodies), total)
+        bodies, total = self._table.page(kind.__name__, by, values, limit, offset)
+        return Page(tuple(decode(kind, body) for body in bodies), total)
 
 
 _CALLED: Mapping[type[Any], str] = {
@@ -262,30 +247,3 @@ _CALLED: Mapping[type[Any], str] = {
     Checkpoint: "checkpoint",
     Sampler: "sampling session",
 }
-_INNER: Mapping[str, Callable[[Any], Any]] = {
-    "lora": lambda value: LoraConfig(**value),
-    "target": lambda value: SamplerTarget(**value),
-    "tags": tuple,
-}
-
-
-def _identity(noun: Noun) -> tuple[str, str, str]:
-    """Kind, id, and the id of what it belongs to."""
-    match noun:
-        case Session():
-            return "Session", noun.session_id, ""
-        case Run():
-            return "Run", noun.model_id, noun.session_id
-        case Checkpoint():
-            return "Checkpoint", noun.path, noun.model_id
-        case Sampler():
-            return "Sampler", noun.sampling_session_id, noun.session_id
-
-
-def _decode(kind: type[T], body: str) -> T:
-    fields = json.loads(body)
-    return kind(**{name: _INNER.get(name, _same)(value) for name, value in fields.items()})
-
-
-def _same(value: Any) -> Any:
-    return value

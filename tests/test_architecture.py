@@ -39,7 +39,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "engines.validation",
         "engines.pytorch",
     ),
-    2: ("catalogue", "nouns", "checkpoints", "futures", "journal"),
+    2: ("catalogue", "nouns", "records", "ledgers", "checkpoints", "futures", "journal"),
     1: ("actors", "config", "data_directory", "demo", "settings", "telemetry", "threads"),
     0: ("errors", "paths", "types"),
 }

@@ -175,3 +175,57 @@ def test_a_newer_format_is_refused_and_the_file_is_private(
         sql.execute("PRAGMA user_version = 99")
     with pytest.raises(ServerError, match="format 99"):
         Catalogue(file)
+
+
+def test_a_published_checkpoint_is_everybodys_to_read(catalogue: Catalogue) -> None:
+    catalogue.add_session(SESSION)
+    catalogue.add_run(RUN)
+    catalogue.add_checkpoint(CHECKPOINT)
+    for published in (True, True, False, False):
+        catalogue.publish(CHECKPOINT.path, ALICE, published)
+        with pytest.raises(NotFound):
+            catalogue.checkpoint(CHECKPOINT.path, BOB)
+        with pytest.raises(NotFound):
+            catalogue.publish(CHECKPOINT.path, BOB, False)
+        assert catalogue.runs(BOB).total == 0
+        if published:
+            assert catalogue.readable_checkpoint(CHECKPOINT.path, BOB).public
+            assert len(catalogue.published_of(RUN.model_id)) == 1
+            assert catalogue.runs(BOB, readable=True).items[0].model_id == RUN.model_id
+        else:
+            assert catalogue.runs(BOB, readable=True).total == 0
+            with pytest.raises(NotFound):
+                catalogue.readable_checkpoint(CHECKPOINT.path, BOB)
+            with pytest.raises(NotFound):
+                catalogue.published_of(RUN.model_id)
+
+
+def test_projects_gather_runs_by_their_session(catalogue: Catalogue) -> None:
+    catalogue.add_session(SESSION)
+    catalogue.add_run(RUN)
+    assert catalogue.runs(ALICE, project_id="q").total == 0
+    catalogue.set_project(SESSION.session_id, ALICE, "q")
+    assert catalogue.runs(ALICE, project_id="q").items[0].model_id == RUN.model_id
+    assert catalogue.runs(BOB, project_id="q").total == 0
+    with pytest.raises(NotFound):
+        catalogue.set_project(SESSION.session_id, BOB, "p")
+
+
+def test_sessions_are_walked_newest_first_from_any_of_them(catalogue: Catalogue) -> None:
+    for number, time in enumerate([3.0, 1.0, 2.0, 2.0]):
+        session = replace(SESSION, session_id=SessionId(f"s{number}"), created_at=time + 10)
+        catalogue.add_session(session)
+    walked = [each.session_id for each in catalogue.sessions_after(ALICE, None)][:4]
+    assert walked == ["s0", "s3", "s2", "s1"]
+    for at, last in enumerate(walked):
+        after = [each.session_id for each in catalogue.sessions_after(ALICE, last)]
+        assert after == [*walked[at + 1 :], "s"]
+
+
+def test_clients_of_a_sampler_have_numbers_that_outlive_a_restart(
+    catalogue: Catalogue, file: Path
+) -> None:
+    catalogue.add_sampler(SAMPLER)
+    name = SAMPLER.sampling_session_id
+    assert [catalogue.join_sampler(name, ALICE) for _ in range(2)] == [1, 2]
+    assert Catalogue(file).join_sampler(name, ALICE) == 3
