@@ -92,15 +92,15 @@ def test_reclaiming_makes_room() -> None:
 
 def test_a_poisoned_row_leaves_nothing_behind() -> None:
     kv = memory(1024)
-    slot = kv.allocate(1, 32, company=2)
-    other = kv.allocate(2, 32)
-    assert slot is not None
+    other = kv.allocate(1, 32, company=2)
+    last = kv.allocate(2, 32)
     assert other is not None
-    slot.shelf.kv[:, :, slot.index] = float("nan")
+    assert last is not None
     mark(other, 32)
-    kv.release(slot, poisoned=True)
+    last.shelf.kv[:, :, last.index] = float("nan")
+    kv.release(last, poisoned=True)
     assert all(torch.isfinite(shelf.kv).all() for shelf in kv.shelves())
-    check(kv, {2: (other, 32)})
+    check(kv, {1: (other, 32)})
 
 
 @pytest.mark.parametrize("tokens", [0, 31])
