@@ -7,7 +7,9 @@ appended so far is durable.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from openrl.types import ModelId, Outcome, RequestId, Work
 
@@ -22,6 +24,16 @@ class Journal(Protocol):
         ...
 
     async def flushed(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Awaited as often as one likes: returns when all that is in the journal now is durable."""
+
+    journal: Journal
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.journal.flushed().__await__()
 
 
 class NullJournal:

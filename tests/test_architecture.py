@@ -22,7 +22,18 @@ CORE = (
     "slices", "story",
 )  # fmt: skip
 # What runs it, and the part of that which is pure as well.
-SHELL = ("admission", "actor", "completion", "backlog", "controls", "loading", "models", "runner")
+SHELL = (
+    "admission",
+    "actor",
+    "completion",
+    "backlog",
+    "closing",
+    "controls",
+    "loading",
+    "metering",
+    "models",
+    "runner",
+)
 PURE_SHELL = ("dispatch", "outcomes", "pending")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
@@ -39,7 +50,16 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "engines.validation",
         "engines.pytorch",
     ),
-    2: ("catalogue", "nouns", "records", "ledgers", "checkpoints", "futures", "journal"),
+    2: (
+        "catalogue",
+        "encryption",
+        "nouns",
+        "records",
+        "ledgers",
+        "checkpoints",
+        "futures",
+        "journal",
+    ),
     1: ("actors", "config", "data_directory", "demo", "settings", "telemetry", "threads"),
     0: ("errors", "paths", "types"),
 }

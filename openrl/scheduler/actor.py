@@ -18,10 +18,11 @@ from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import SchedulerConfig
 from openrl.engines.base import Engine, LoadProgress
-from openrl.errors import EngineDied, Gone, OpenRLError, ServerError, Unavailable, UserError
+from openrl.errors import EngineDied, Gone, OpenRLError, ServerError, Unavailable
 from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.closing import not_created
 from openrl.scheduler.completion import Completion
 from openrl.scheduler.controls import Controls
 from openrl.scheduler.events import (
@@ -42,6 +43,7 @@ from openrl.scheduler.events import (
     WakeAt,
 )
 from openrl.scheduler.loading import Loading, ModelStatus
+from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
 from openrl.scheduler.outcomes import outcome_of
 from openrl.scheduler.pending import Pending
@@ -51,10 +53,12 @@ from openrl.types import (
     CreateModel,
     CreateModelFromCheckpoint,
     Failed,
+    ModelId,
     ModelUnloaded,
     Outcome,
     RequestId,
     Sample,
+    SessionId,
     UnloadModel,
     Work,
 )
@@ -82,7 +86,8 @@ class EngineActor:
         self._engine = engine
         self._thread = EngineThread()
         self._tasks = Tasks(self._task_died)
-        self._completion = Completion(futures, journal, self._tasks)
+        meter = Meter(catalogue.usage, self.models, now)
+        self._completion = Completion(futures, journal, self._tasks, meter)
         self._state = State(config)
         self._loading = Loading(on_progress)
         self._clock = clock
@@ -131,6 +136,19 @@ class EngineActor:
     def submit(self, pending: Pending) -> None:
         self.backlog.add(pending)
         self.post(Submitted(pending.item()))
+
+    def when_done(self, session_id: SessionId, then: Callable[[], None]) -> None:
+        """Calls `then` as soon as nothing of the session waits or runs."""
+        self._tasks.spawn(self._when_done(session_id, then), "end of a session")
+
+    async def _when_done(self, session_id: SessionId, then: Callable[[], None]) -> None:
+        while self.backlog.busy(session_id):
+            await self.backlog.shrunk()
+        then()
+
+    def unpin_all(self, model_id: ModelId) -> None:
+        """Drops the weights that the model's ephemeral samplers read."""
+        self._runner.unpin_all(model_id)
 
     def settle(self, work: Work, outcome: Outcome) -> None:
         """Answers a request that never got into the backlog."""
@@ -260,7 +278,3 @@ class EngineActor:
         self._loading.fail(error)
         for pending in self.backlog:
             self._answer(pending, Failed(error))
-
-
-def not_created(model_id: str, cause: OpenRLError) -> UserError:
-    return UserError(f"model {model_id!r} was not created: {cause.message}")

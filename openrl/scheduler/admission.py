@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
-from openrl.catalogue import Catalogue, Run
+from openrl.catalogue import Catalogue
 from openrl.config import Limits, SchedulerConfig
 from openrl.engines.base import BaseModelInfo
 from openrl.engines.validation import check_sample, check_training, max_new_tokens
 from openrl.errors import Gone, NotFound, OpenRLError, Overloaded, Unavailable, UserError
 from openrl.futures import Futures
-from openrl.journal import Journal
-from openrl.scheduler.actor import EngineActor, not_created
+from openrl.journal import Flushed, Journal
+from openrl.scheduler.actor import EngineActor
+from openrl.scheduler.closing import not_created, past_life
 from openrl.scheduler.events import Cancelled, LaneOpened, SeqConsumed
 from openrl.scheduler.models import Model
 from openrl.scheduler.packing import cut_atoms
@@ -36,20 +38,15 @@ from openrl.types import (
     RequestId,
     Sample,
     SamplerTarget,
+    SessionId,
+    UnloadModel,
     Work,
 )
 
 Creation: TypeAlias = CreateModel | CreateModelFromCheckpoint
 
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """Awaited as often as one likes: returns when all that is in the journal now is durable."""
-
-    journal: Journal
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self.journal.flushed().__await__()
+_AFTER_ALL = 2**63
+"""A seq_id above all that a client can send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +116,11 @@ class Admission:
     def why_waiting(self, request_id: RequestId) -> str:
         """For people, on a poll that found no answer yet."""
         return self._actor.why_waiting(request_id)
+
+    def end_session(self, session_id: SessionId) -> None:
+        """What a finished session holds in the engine goes, after what it has queued still:
+        adapters, and the versions of its ephemeral samplers. Checkpoints stay."""
+        self._actor.when_done(session_id, partial(self._let_go, session_id))
 
     async def drain(self, seconds: float) -> int:
         """Refuses new work, waits for the old, fails the rest; returns how much that was."""
@@ -193,7 +195,9 @@ class Admission:
             return
         model = self._actor.models.find(work.lane)
         if model is None:
-            self._refuse(work, self._past_life(self._catalogue.run(work.lane, work.owner)))
+            self._refuse(
+                work, past_life(self._catalogue.run(work.lane, work.owner), self._catalogue)
+            )
         elif model.owner != work.owner:
             raise NotFound(f"no model {work.lane!r}")
         elif model.closed is not None:
@@ -235,11 +239,13 @@ class Admission:
         if known is not None:
             raise NotFound(f"model {work.lane!r} was made long ago: its answer is not kept")
         if run := self._catalogue.find_run(work.lane):
-            self._refuse(work, self._past_life(run))
+            self._refuse(work, past_life(run, self._catalogue))
             return
         creation = replace(creation, lora=self._with_seed(creation.lora))
         work = replace(work, operation=creation)
-        model = Model(ModelId(work.lane), work.owner, creation.base_model, creation.lora)
+        model = Model(
+            ModelId(work.lane), work.session_id, work.owner, creation.base_model, creation.lora
+        )
         self._actor.models.add(model)
         try:
             info = self._actor.models.base(creation.base_model)
@@ -254,14 +260,16 @@ class Admission:
     def _with_seed(self, lora: LoraConfig) -> LoraConfig:
         return lora if lora.seed is not None else replace(lora, seed=self._draw_seed())
 
-    def _past_life(self, run: Run) -> UserError:
-        saved = self._catalogue.checkpoints_of(run.model_id, run.owner)
-        last = next((c.path for c in saved if c.kind == "weights"), None)
-        advice = f"make a model from its last checkpoint, {last}" if last else "make a new model"
-        return Gone(
-            f"the weights of model {run.model_id!r} went with an earlier process of this server: "
-            + advice
-        )
+    def _let_go(self, session_id: SessionId) -> None:
+        for model in self._actor.models.of(session_id):
+            self._actor.unpin_all(model.model_id)
+            request_id = RequestId(f"{model.model_id}:end")
+            alive = model.closed is None and self._actor.failure is None
+            if alive and not self._futures.known(request_id):
+                work = Work(
+                    request_id, model.owner, session_id, model.model_id, _AFTER_ALL, UnloadModel()
+                )
+                self._accept(self._pending(work, self._actor.models.base(model.base_model)))
 
     # --- both ---
 

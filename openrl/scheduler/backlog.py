@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from openrl.scheduler.pending import Pending
-from openrl.types import OwnerId, RequestId, Sample
+from openrl.types import OwnerId, RequestId, Sample, SessionId
 
 
 @dataclass(slots=True)
@@ -22,6 +23,7 @@ class Backlog:
     def __init__(self) -> None:
         self._requests: dict[RequestId, Pending] = {}
         self._shares: dict[OwnerId, Share] = {}
+        self._sessions: Counter[SessionId] = Counter()
         self._shrunk = asyncio.Event()
 
     def __len__(self) -> int:
@@ -39,8 +41,12 @@ class Backlog:
     def share(self, owner: OwnerId) -> Share:
         return self._shares.get(owner, Share())
 
+    def busy(self, session_id: SessionId) -> bool:
+        return session_id in self._sessions
+
     def add(self, pending: Pending) -> None:
         self._requests[pending.work.request_id] = pending
+        self._sessions[pending.work.session_id] += 1
         share = self._shares.setdefault(pending.work.owner, Share())
         share.samples += isinstance(pending.work.operation, Sample)
         share.payload_bytes += pending.payload_bytes
@@ -50,7 +56,13 @@ class Backlog:
         share = self._shares[pending.work.owner]
         share.samples -= isinstance(pending.work.operation, Sample)
         share.payload_bytes -= pending.payload_bytes
+        self._leave(pending.work.session_id)
         self._wake()
+
+    def _leave(self, session_id: SessionId) -> None:
+        self._sessions[session_id] -= 1
+        if not self._sessions[session_id]:
+            del self._sessions[session_id]
 
     def _wake(self) -> None:
         woken, self._shrunk = self._shrunk, asyncio.Event()

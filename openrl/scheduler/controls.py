@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from openrl.catalogue import Catalogue, Checkpoint, Run, Sampler
 from openrl.checkpoints import CheckpointStore, Staged
+from openrl.encryption import encrypt_files
 from openrl.engines.base import (
     Control,
     CreateAdapter,
@@ -23,13 +24,14 @@ from openrl.engines.base import (
     PinVersion,
     SaveAdapter,
 )
-from openrl.errors import ServerError, UserError
+from openrl.errors import NotFound, ServerError, UserError
 from openrl.paths import ParsedPath, parse_tinker_path
 from openrl.scheduler.models import Model, Models
 from openrl.types import (
     CheckpointKind,
     CreateModel,
     CreateModelFromCheckpoint,
+    ExternalWeightsSaved,
     Failed,
     LoadWeights,
     LoraConfig,
@@ -40,6 +42,7 @@ from openrl.types import (
     SamplerWeightsSaved,
     SamplingSessionId,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     TinkerPath,
     UnloadModel,
@@ -49,7 +52,7 @@ from openrl.types import (
     Work,
 )
 
-Save: TypeAlias = SaveWeights | SaveWeightsForSampler
+Save: TypeAlias = SaveWeights | SaveWeightsForSampler | SaveWeightsExternal
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,12 @@ class Controls:
     # --- before the engine ---
 
     def prepare(self, work: Work) -> Order:
+        try:
+            return self._prepared(work)
+        except sqlite3.Error as error:
+            raise ServerError(f"the catalogue cannot be read: {error}") from error
+
+    def _prepared(self, work: Work) -> Order:
         model = self._models.find(work.lane)
         assert model is not None, "admission registers a model before its first operation"
         name = model.model_id
@@ -91,7 +100,7 @@ class Controls:
             case LoadWeights(path=path, with_optimizer=optimizer):
                 source = self._source(path, model, optimizer)
                 return Order(work, model, LoadAdapter(name, source, optimizer))
-            case SaveWeights() | SaveWeightsForSampler(name=str()) as save:
+            case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
                 return self._prepare_save(work, model, save)
             case SaveWeightsForSampler(sampling_session_id=session):
                 self._check_free(session)
@@ -102,8 +111,11 @@ class Controls:
                 raise AssertionError(f"{type(other).__name__} is no control operation")
 
     def _source(self, path: TinkerPath, model: Model, with_optimizer: bool) -> Path:
-        """The directory of a checkpoint that fits the model."""
-        checkpoint = self._catalogue.checkpoint(path, model.owner)
+        """The directory of a checkpoint that fits the model. Whether its owner may read it was
+        asked at the door, which alone knows the tokens that say so."""
+        checkpoint = self._catalogue.find_checkpoint(path)
+        if checkpoint is None:
+            raise NotFound(f"no checkpoint {path!r}")
         if not self._store.exists(path, checkpoint.created_at):
             raise ServerError(f"the files of checkpoint {path!r} are missing from this server")
         differences = self._differences(checkpoint, model)
@@ -181,8 +193,12 @@ class Controls:
                 return WeightsSaved(await self._publish(order, save))
             case SaveWeightsForSampler(name=str()) as save:
                 return SamplerWeightsSaved(path=await self._publish(order, save))
-            case SaveWeightsForSampler(sampling_session_id=str(session)):
-                self._add_sampler(order, SamplingSessionId(session))
+            case SaveWeightsExternal() as save:
+                path = await self._publish(order, save)
+                row = self._catalogue.checkpoint(path, model.owner)
+                return ExternalWeightsSaved(path, row.size_bytes)
+            case SaveWeightsForSampler(sampling_session_id=str(session), inflight=inflight):
+                self._add_sampler(order, SamplingSessionId(session), inflight)
                 return SamplerWeightsSaved(sampling_session_id=SamplingSessionId(session))
             case _:
                 return ModelUnloaded(model.model_id)
@@ -205,6 +221,8 @@ class Controls:
     async def _publish(self, order: Order, save: Save) -> TinkerPath:
         path, now, staged = _path_of(order.model, save), self._now(), order.staged
         assert staged is not None
+        if isinstance(save, SaveWeightsExternal) and save.recipients:
+            await asyncio.to_thread(encrypt_files, staged.directory, save.recipients)
         size = await asyncio.to_thread(self._store.publish, staged, path, now)
         replaced = self._catalogue.find_checkpoint(path)
         try:
@@ -212,23 +230,34 @@ class Controls:
         except sqlite3.Error:
             self._store.delete(path, now)
             raise
+        owner = order.model.owner
+        self._catalogue.audit.add(owner, now, "checkpoint_create", tinker_path=path)
         if replaced is not None:
             await asyncio.to_thread(self._store.delete, path, replaced.created_at)
         return path
 
-    def _add_sampler(self, order: Order, session: SamplingSessionId) -> None:
+    def _add_sampler(self, order: Order, session: SamplingSessionId, inflight: bool) -> None:
         model, version = order.model, VersionId(order.work.request_id)
         target = SamplerTarget(model.base_model, version)
         self._catalogue.add_sampler(
             Sampler(session, order.work.session_id, model.owner, target, self._now())
         )
         self._models.pin(version, model.model_id)
+        if inflight:
+            for earlier in self._models.follow(model.model_id, session):
+                self._catalogue.retarget_sampler(earlier, target)
 
 
 def _path_of(model: Model, save: Save) -> TinkerPath:
-    kind: CheckpointKind = "weights" if isinstance(save, SaveWeights) else "sampler_weights"
     assert save.name is not None
-    return ParsedPath(model.model_id, kind, save.name).path
+    return ParsedPath(model.model_id, _KINDS[type(save)], save.name).path
+
+
+_KINDS: Mapping[type, CheckpointKind] = {
+    SaveWeights: "weights",
+    SaveWeightsForSampler: "sampler_weights",
+    SaveWeightsExternal: "external_weights",
+}
 
 
 def _row(model: Model, save: Save, now: float, size_bytes: int) -> Checkpoint:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from openrl.engines.base import BaseModelInfo
 from openrl.errors import NotFound, OpenRLError
-from openrl.types import LoraConfig, ModelId, OwnerId, VersionId
+from openrl.types import LoraConfig, ModelId, OwnerId, SamplingSessionId, SessionId, VersionId
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class Model:
     """`closed` says why nothing more will run on it; None while it is alive."""
 
     model_id: ModelId
+    session_id: SessionId
     owner: OwnerId
     base_model: str
     lora: LoraConfig
@@ -27,6 +28,7 @@ class Models:
         self._bases: dict[str, BaseModelInfo] = {}
         self._models: dict[str, Model] = {}
         self._versions: dict[VersionId, ModelId] = {}
+        self._inflight: dict[ModelId, list[SamplingSessionId]] = {}
 
     # --- base models ---
 
@@ -52,6 +54,9 @@ class Models:
     def find(self, model_id: str) -> Model | None:
         return self._models.get(model_id)
 
+    def of(self, session_id: SessionId) -> list[Model]:
+        return [model for model in self._models.values() if model.session_id == session_id]
+
     def closed(self, model_id: str) -> bool:
         return self._models[model_id].closed is not None
 
@@ -72,3 +77,12 @@ class Models:
 
     def unpin(self, version: VersionId) -> None:
         del self._versions[version]
+
+    # --- samplers that follow their model ---
+
+    def follow(self, model_id: ModelId, sampler: SamplingSessionId) -> list[SamplingSessionId]:
+        """Adds one; returns those that followed the model before."""
+        followers = self._inflight.setdefault(model_id, [])
+        before = list(followers)
+        followers.append(sampler)
+        return before

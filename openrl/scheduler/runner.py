@@ -13,10 +13,13 @@ from functools import partial
 from openrl.actors import EngineThread
 from openrl.engines.base import (
     Capacity,
+    Control,
     ControlPass,
     ControlReport,
+    CreateAdapter,
     DecodePass,
     DecodeReport,
+    DropAdapter,
     DropVersion,
     Engine,
     Executed,
@@ -26,6 +29,7 @@ from openrl.engines.base import (
     RowId,
     RowStart,
     TrainReport,
+    WeightsKey,
 )
 from openrl.errors import EngineDied, OpenRLError, OutOfMemory, ServerError
 from openrl.scheduler import dispatch
@@ -41,7 +45,7 @@ from openrl.scheduler.events import (
     StartTrain,
 )
 from openrl.scheduler.models import Models
-from openrl.types import Failed, ModelId, Result
+from openrl.types import Failed, ModelId, Result, VersionId
 
 log = logging.getLogger("openrl")
 
@@ -67,6 +71,7 @@ class Runner:
         self._controls = controls
         self._clock = clock
         self._capacity = Capacity(0, 0, 1, 0, 0, 0, 0)
+        self._unpinned: list[tuple[WeightsKey, VersionId]] = []  # still in the engine
         self._running: set[RowId] = set()  # rows in the engine's batch
         self._orphans: set[RowId] = set()  # rows that a failed pass may have left there
 
@@ -116,28 +121,49 @@ class Runner:
         else:
             executed = await self._execute(ControlPass(start.weights, start.request, order.control))
             seconds = executed.seconds
-            pending.ended = await self._concluded(order, executed)
+            pending.ended = await self._concluded(start, order, executed)
             if isinstance(order.control, PinVersion):
-                await self._drop_surplus(start, order.model.model_id)
+                self._unpin_surplus(order.model.model_id)
+            await self._drop_unpinned(start)
         part = PartEnded(start.request, not isinstance(pending.ended, Failed))
         return Finished(start.pass_id, seconds, self._capacity, parts=(part,))
 
-    async def _concluded(self, order: Order, executed: Executed) -> Result | Failed:
+    async def _concluded(
+        self, start: StartControl, order: Order, executed: Executed
+    ) -> Result | Failed:
         assert isinstance(executed.report, ControlReport)
-        if executed.report.error is None:
-            return await self._controls.conclude(order)
-        self._controls.abandon(order)
-        return Failed(executed.report.error)
+        if executed.report.error is not None:
+            self._controls.abandon(order)
+            return Failed(executed.report.error)
+        result = await self._controls.conclude(order)
+        if isinstance(result, Failed) and (undo := _undo(order.control)):
+            await self._execute(ControlPass(start.weights, start.request, undo))
+        return result
 
-    async def _drop_surplus(self, start: StartControl, model_id: ModelId) -> None:
-        """No request comes between the look at what is used and the end of the pin."""
+    # --- versions ---
+
+    def unpin_all(self, model_id: ModelId) -> None:
+        """Nobody will sample from the model's versions any more: they go with the next control
+        pass."""
+        self._unpin(model_id, self._models.pins_of(model_id))
+
+    def _unpin_surplus(self, model_id: ModelId) -> None:
         used = {p.work.target.version for p in self._backlog if p.work.target is not None}
         old = self._models.pins_of(model_id)[:-KEPT_VERSIONS]
-        surplus = [version for version in old if version not in used]
-        for version in surplus:
+        self._unpin(model_id, [version for version in old if version not in used])
+
+    def _unpin(self, model_id: ModelId, versions: Iterable[VersionId]) -> None:
+        model = self._models.find(model_id)
+        assert model is not None, "a version belongs to a model"
+        weights = self._models.base(model.base_model).weights
+        for version in versions:
             self._models.unpin(version)
-        for version in surplus:
-            await self._execute(ControlPass(start.weights, start.request, DropVersion(version)))
+            self._unpinned.append((weights, version))
+
+    async def _drop_unpinned(self, start: StartControl) -> None:
+        unpinned, self._unpinned = self._unpinned, []
+        for weights, version in unpinned:
+            await self._execute(ControlPass(weights, start.request, DropVersion(version)))
 
     # --- the engine ---
 
@@ -164,6 +190,17 @@ class Runner:
 
 def _rows(start: RowStart) -> Iterable[RowId]:
     return (RowId(start.request_id, index) for index in start.indexes)
+
+
+def _undo(control: Control) -> Control | None:
+    """What takes back a control operation that nobody will know of."""
+    match control:
+        case CreateAdapter(model_id=model_id):
+            return DropAdapter(model_id)
+        case PinVersion(version_id=version):
+            return DropVersion(version)
+        case _:
+            return None
 
 
 def _blamed(error: Exception) -> OpenRLError:

@@ -1,6 +1,7 @@
 """The server below HTTP, end to end: what a client's requests come to."""
 
 import asyncio
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from openrl.types import (
     SamplingSessionId,
     SaveWeights,
     SaveWeightsForSampler,
+    SessionId,
     TinkerPath,
     UnloadModel,
     WeightsLoaded,
@@ -496,6 +498,61 @@ async def test_old_pinned_versions_make_room(tmp_path: Path) -> None:
         with pytest.raises(Gone):
             await whole.send("s:sample:0", sample([1]), target=oldest)
         await whole.does("s:sample:19", sample([1]), target=newest)
+
+
+# --- sessions that end ---------------------------------------------------------------------
+
+
+async def test_a_finished_session_leaves_nothing_in_the_engine(tmp_path: Path) -> None:
+    """What is queued still is answered first; checkpoints stay, and other sessions."""
+    gate, engine = _gated(DecodePass, TrainPass)
+    async with shell(tmp_path, engine=engine) as whole:
+        lane, other = await whole.model(), await whole.model("t:train:0")
+        for name, model in (("s:sample:0", lane), ("t:sample:0", other)):
+            await whole.does(model, SaveWeightsForSampler(None, SamplingSessionId(name)))
+        path = (await whole.does(lane, SaveWeights("kept"))).path
+        target = whole.catalogue.sampler("s:sample:0", ALICE).target
+        sent = [
+            await whole.send("s:sample:0", sample([1]), target=target),
+            await whole.send(lane, training([datum([1, 2], [2, 3])])),
+        ]
+        whole.admission.end_session(SessionId("s"))
+        whole.admission.end_session(SessionId("s"))  # a repeat changes nothing
+        gate.open.set()
+        for request in sent:
+            assert not isinstance(await whole.outcome(request), Failed)
+        await whole.actor.backlog.empty()
+        for _ in range(10):  # until the task that waits for that has had its turn
+            await asyncio.sleep(0)
+        await whole.outcome(RequestId(f"{lane}:end"))
+        assert list(engine._adapters) == [other]
+        assert list(engine._versions) == [
+            whole.catalogue.sampler("t:sample:0", ALICE).target.version
+        ]
+        assert (await whole.fails(lane, SaveWeights("late"))).error.status == 410
+        await whole.does(
+            "t:sample:0", sample([1]), target=whole.catalogue.sampler("t:sample:0", ALICE).target
+        )
+        lora = whole.catalogue.checkpoint(path, ALICE).lora
+        await whole.does("t:train:1", CreateModelFromCheckpoint(BASE, lora, path, True))
+
+
+async def test_what_cannot_be_recorded_is_taken_back(tmp_path: Path) -> None:
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64)
+    async with shell(tmp_path, engine=engine) as whole:
+        lane = await whole.model()
+        disk = sqlite3.connect(tmp_path / "catalogue.sqlite")
+        disk.executescript(
+            "CREATE TRIGGER full BEFORE INSERT ON nouns BEGIN SELECT RAISE(FAIL, 'full'); END;"
+        )
+        await whole.fails(lane, SaveWeightsForSampler(None, SamplingSessionId("s:sample:0")))
+        await whole.fails("s:train:1", CreateModel(BASE, LoraConfig(rank=8)))
+        await whole.fails(lane, SaveWeights("a"))
+        assert list(engine._adapters) == [lane]
+        assert engine._versions == {}
+        assert whole.store.total_bytes() == 0
+        disk.executescript("DROP TRIGGER full;")
+        await whole.does(lane, SaveWeights("a"))
 
 
 async def test_an_ephemeral_sampler_needs_a_free_name(tmp_path: Path) -> None:
