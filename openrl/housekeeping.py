@@ -23,6 +23,8 @@ async def housekeeping(
         await asyncio.sleep(_EVERY_SECONDS)
         futures.sweep()
         catalogue.write_touched()
+        catalogue.usage.write()
+        catalogue.audit.forget(now())
         delete_expired(catalogue, checkpoints, now())
 
 
@@ -32,5 +34,6 @@ def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: floa
     for checkpoint in expired:
         catalogue.delete_checkpoint(checkpoint.path, checkpoint.owner)
         checkpoints.delete(checkpoint.path, checkpoint.created_at)
+        catalogue.audit.add(checkpoint.owner, now, "checkpoint_expire", tinker_path=checkpoint.path)
         log.info("checkpoint %s has expired and is deleted", checkpoint.path)
     return len(expired)

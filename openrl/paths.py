@@ -1,4 +1,4 @@
-"""Tinker paths: `tinker://{model_id}/{weights|sampler_weights}/{name}`, exactly three parts."""
+"""Tinker paths: `tinker://{model_id}/{kind}/{name}`, exactly three parts."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from openrl.types import CheckpointKind, ModelId, TinkerPath
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
 _PREFIX = "tinker://"
+_KINDS: tuple[CheckpointKind, ...] = get_args(CheckpointKind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def parse_tinker_path(path: str) -> ParsedPath:
     if not path.startswith(_PREFIX) or len(parts) != 3 or not parts[0]:
         raise UserError(f"{path!r} is not a tinker path: tinker://MODEL_ID/weights/NAME")
     model_id, kind, name = parts
-    for known in get_args(CheckpointKind):
+    for known in _KINDS:
         if kind == known:
             return ParsedPath(ModelId(model_id), known, check_name(name))
-    raise UserError(f"{path!r}: {kind!r} is no kind of checkpoint: weights or sampler_weights")
+    raise UserError(f"{path!r}: {kind!r} is no kind of checkpoint: {', '.join(_KINDS)}")

@@ -27,7 +27,7 @@ IntArray: TypeAlias = NDArray[np.int32] | NDArray[np.int64]
 FloatArray: TypeAlias = NDArray[np.float32]
 Array: TypeAlias = NDArray[Any]
 
-CheckpointKind = Literal["weights", "sampler_weights"]
+CheckpointKind = Literal["weights", "sampler_weights", "external_weights"]
 StopReason = Literal["stop", "length"]
 
 
@@ -102,13 +102,15 @@ class CreateModel:
 
 @dataclass(frozen=True, slots=True)
 class CreateModelFromCheckpoint:
-    """`lora` is the checkpoint's own, read at the door; `path` names it."""
+    """`lora` is the checkpoint's own, read at the door; `path` names it. `reader` is the owner
+    whose access token was shown; None reads with the model's owner's own rights."""
 
     base_model: str
     lora: LoraConfig
     path: TinkerPath
     with_optimizer: bool
     user_metadata: Mapping[str, str] | None = None
+    reader: OwnerId | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,12 +147,27 @@ class SaveWeightsForSampler:
     sampling_session_id: SamplingSessionId | None
     ttl_seconds: int | None = None
     user_metadata: Mapping[str, str] | None = None
+    inflight: bool = False  # the sampler and the model's other inflight ones follow its saves
+
+
+@dataclass(frozen=True, slots=True)
+class SaveWeightsExternal:
+    """Adapter alone in PEFT's layout under `external_weights/{name}`, to be downloaded; each file
+    encrypted with age for the `recipients`, if there are any."""
+
+    name: str
+    recipients: tuple[str, ...] = ()
+    ttl_seconds: int | None = None
+    user_metadata: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
+    """`reader` as in `CreateModelFromCheckpoint`."""
+
     path: TinkerPath
     with_optimizer: bool
+    reader: OwnerId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +202,7 @@ TrainingOperation: TypeAlias = (
     | OptimStep
     | SaveWeights
     | SaveWeightsForSampler
+    | SaveWeightsExternal
     | LoadWeights
     | UnloadModel
     | Malformed
@@ -259,6 +277,12 @@ class SamplerWeightsSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class ExternalWeightsSaved:
+    path: TinkerPath
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsLoaded:
     path: TinkerPath
     model_id: ModelId
@@ -303,6 +327,7 @@ Result: TypeAlias = (
     | OptimStepDone
     | WeightsSaved
     | SamplerWeightsSaved
+    | ExternalWeightsSaved
     | WeightsLoaded
     | ModelUnloaded
     | SampleOutput

@@ -75,8 +75,6 @@ MOST_LINES = 300
 LONGER: Mapping[str, str] = {
     "engines/base.py": "every noun between scheduler and engines, read as one page",
     "types.py": "every noun of the protocol, read as one page",
-    "api/wire_pb2.py": "generated",
-    "api/wire_pb2.pyi": "generated",
 }
 
 

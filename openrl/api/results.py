@@ -14,6 +14,7 @@ from openrl.api.codec import Encoding
 from openrl.errors import OpenRLError, ServerError
 from openrl.types import (
     Array,
+    ExternalWeightsSaved,
     ForwardBackwardOutput,
     ModelCreated,
     ModelUnloaded,
@@ -71,6 +72,7 @@ def _small(
     | OptimStepDone
     | WeightsSaved
     | SamplerWeightsSaved
+    | ExternalWeightsSaved
     | WeightsLoaded
     | ModelUnloaded,
 ) -> Plain:
@@ -85,6 +87,8 @@ def _small(
             saved = {"path": result.path, "sampling_session_id": result.sampling_session_id}
             set_one = {key: value for key, value in saved.items() if value is not None}
             return {"type": "save_weights_for_sampler"} | set_one
+        case ExternalWeightsSaved(path=path, size_bytes=size):
+            return {"type": "save_weights_external", "path": path, "size_bytes": size}
         case WeightsLoaded():
             return {"type": "load_weights", "path": result.path, "model_id": result.model_id}
         case ModelUnloaded():

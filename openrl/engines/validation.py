@@ -28,6 +28,7 @@ from openrl.types import (
     Sample,
     SamplingParams,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     TrainingOperation,
     UnloadModel,
@@ -47,7 +48,10 @@ def check_training(operation: TrainingOperation, info: BaseModelInfo, limits: Li
             _check_forward_backward(operation, info, limits)
         case OptimStep(adam=adam):
             check_adam(adam)
-        case SaveWeights(name=name, ttl_seconds=ttl):
+        case (
+            SaveWeights(name=name, ttl_seconds=ttl)
+            | SaveWeightsExternal(name=name, ttl_seconds=ttl)
+        ):
             check_name(name)
             check_ttl(ttl)
         case SaveWeightsForSampler(name=name, sampling_session_id=session, ttl_seconds=ttl):

@@ -7,14 +7,16 @@ import asyncio
 from openrl.actors import Tasks
 from openrl.futures import Futures
 from openrl.journal import Journal
+from openrl.scheduler.metering import Meter
 from openrl.types import ModelId, OptimStepDone, Outcome, RequestId, Work
 
 
 class Completion:
-    def __init__(self, futures: Futures, journal: Journal, tasks: Tasks) -> None:
+    def __init__(self, futures: Futures, journal: Journal, tasks: Tasks, meter: Meter) -> None:
         self._futures = futures
         self._journal = journal
         self._tasks = tasks
+        self._meter = meter
         self._settling: set[asyncio.Task[None]] = set()
 
     def settle(self, work: Work, outcome: Outcome) -> None:
@@ -22,6 +24,7 @@ class Completion:
         if isinstance(outcome, OptimStepDone):
             self._journal.version(ModelId(work.lane), outcome.version)
         self._journal.committed(work.request_id, outcome)
+        self._meter.count(work, outcome)
         task = self._tasks.spawn(self._resolve(work.request_id, outcome), "settle")
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)

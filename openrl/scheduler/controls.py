@@ -24,7 +24,7 @@ from openrl.engines.base import (
     PinVersion,
     SaveAdapter,
 )
-from openrl.errors import NotFound, ServerError, UserError
+from openrl.errors import ServerError, UserError
 from openrl.paths import ParsedPath, parse_tinker_path
 from openrl.scheduler.models import Model, Models
 from openrl.types import (
@@ -37,6 +37,7 @@ from openrl.types import (
     LoraConfig,
     ModelCreated,
     ModelUnloaded,
+    OwnerId,
     Result,
     SamplerTarget,
     SamplerWeightsSaved,
@@ -94,11 +95,11 @@ class Controls:
         match work.operation:
             case CreateModel(lora=lora):
                 return Order(work, model, CreateAdapter(name, lora))
-            case CreateModelFromCheckpoint(lora=lora, path=path, with_optimizer=optimizer):
-                source = self._source(path, model, optimizer)
+            case CreateModelFromCheckpoint(lora=lora, path=path, with_optimizer=optimizer) as load:
+                source = self._source(path, model, optimizer, load.reader)
                 return Order(work, model, CreateAdapter(name, lora, source, optimizer))
-            case LoadWeights(path=path, with_optimizer=optimizer):
-                source = self._source(path, model, optimizer)
+            case LoadWeights(path=path, with_optimizer=optimizer, reader=reader):
+                source = self._source(path, model, optimizer, reader)
                 return Order(work, model, LoadAdapter(name, source, optimizer))
             case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
                 return self._prepare_save(work, model, save)
@@ -110,12 +111,11 @@ class Controls:
             case other:
                 raise AssertionError(f"{type(other).__name__} is no control operation")
 
-    def _source(self, path: TinkerPath, model: Model, with_optimizer: bool) -> Path:
-        """The directory of a checkpoint that fits the model. Whether its owner may read it was
-        asked at the door, which alone knows the tokens that say so."""
-        checkpoint = self._catalogue.find_checkpoint(path)
-        if checkpoint is None:
-            raise NotFound(f"no checkpoint {path!r}")
+    def _source(
+        self, path: TinkerPath, model: Model, with_optimizer: bool, reader: OwnerId | None
+    ) -> Path:
+        """The directory of a checkpoint that fits the model and that `reader` may read."""
+        checkpoint = self._catalogue.readable_checkpoint(path, reader or model.owner)
         if not self._store.exists(path, checkpoint.created_at):
             raise ServerError(f"the files of checkpoint {path!r} are missing from this server")
         differences = self._differences(checkpoint, model)
