@@ -119,11 +119,11 @@ class Catalogue:
         self._touched[model_id] = now
 
     def write_touched(self) -> None:
-        touched, self._touched = self._touched, {}
-        for model_id, now in touched.items():
+        for model_id, now in list(self._touched.items()):
             run = self._find(Run, model_id)
             if run is not None:
                 self._put(replace(run, last_request_at=now))
+            del self._touched[model_id]
 
     # --- checkpoints ---
 

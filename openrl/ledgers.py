@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from openrl.types import OwnerId
+
+log = logging.getLogger("openrl")
 
 UsageKind: TypeAlias = Literal["training", "prefill", "prefill_cached", "sampled", "checkpoint"]
 
@@ -32,9 +35,12 @@ class AuditLog:
         self._sql = sql
 
     def add(self, owner: OwnerId, at: float, event: str, **details: str) -> None:
-        self._sql.execute(
-            "INSERT INTO audit VALUES (?, ?, ?, ?)", (owner, at, event, json.dumps(details))
-        )
+        """On a full disk the entry is lost to the log: what it tells of has happened."""
+        entry = (owner, at, event, json.dumps(details))
+        try:
+            self._sql.execute("INSERT INTO audit VALUES (?, ?, ?, ?)", entry)
+        except sqlite3.Error as error:
+            log.error("not in the audit log (%s): %s", error, entry)
 
     def between(
         self, owner: OwnerId, start: float, end: float, resource: str | None = None
@@ -75,15 +81,14 @@ class UsageLedger:
             self._counted[bucket] += amount
 
     def write(self) -> None:
-        counted, self._counted = self._counted, Counter()
-        self._sql.executemany(
-            "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET amount = amount + excluded.amount",
-            [
-                (b.owner, b.hour, b.session, b.base_model, b.kind, amount)
-                for b, amount in counted.items()
-            ],
-        )
+        """What a full disk does not take stays counted."""
+        for b, amount in list(self._counted.items()):
+            self._sql.execute(
+                "INSERT INTO usage VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                " SET amount = amount + excluded.amount",
+                (b.owner, b.hour, b.session, b.base_model, b.kind, amount),
+            )
+            del self._counted[b]
 
     def between(self, owner: OwnerId, start: float, end: float) -> tuple[tuple[Bucket, int], ...]:
         """By hour, then the largest first; hours that begin in [start, end)."""

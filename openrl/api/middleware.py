@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sqlite3
 from collections.abc import Awaitable, Callable
 from math import ceil
 
@@ -33,6 +34,9 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         if error.status < web.HTTPBadRequest.status_code:
             raise
         return codec.answer(request, {"detail": _http_text(request, error)}, error.status)
+    except sqlite3.Error as error:
+        log.error("%s %s: the catalogue: %s", request.method, request.path, error)
+        return _refusal(request, Unavailable(f"the server's catalogue: {error}", retry_after=5.0))
     except ConnectionError:
         return web.Response(status=CLIENT_GONE)  # nobody reads it
     except Exception:  # noqa: BLE001 - the boundary of a request: the server goes on

@@ -1,5 +1,6 @@
 import json
 import logging
+import sqlite3
 
 import pytest
 from aiohttp import web
@@ -44,6 +45,12 @@ async def test_refusals(error: Exception, status: int, retry_after: str | None) 
     assert response.status == status
     assert response.headers.get("Retry-After") == retry_after
     assert json.loads(response.body) == {"detail": error.args[0]}
+
+
+async def test_a_full_disk_is_said_to_be_one() -> None:
+    response = await answer_to(sqlite3.OperationalError("database or disk is full"))
+    assert (response.status, response.headers["Retry-After"]) == (503, "5")
+    assert "disk is full" in json.loads(response.body)["detail"]
 
 
 async def test_long_texts_are_cut() -> None:

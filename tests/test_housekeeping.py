@@ -1,0 +1,69 @@
+"""A full disk: what cannot be written waits, and what makes room is done."""
+
+import sqlite3
+from pathlib import Path
+
+from openrl.catalogue import Catalogue, Checkpoint, Run
+from openrl.checkpoints import CheckpointStore
+from openrl.futures import Futures
+from openrl.housekeeping import tidy
+from openrl.ledgers import HOUR, Bucket
+from openrl.types import LoraConfig, ModelId, OwnerId, RequestId, SessionId, TinkerPath
+
+ME = OwnerId("me")
+RUN = Run(ModelId("s:train:0"), SessionId("s"), ME, "base", LoraConfig(), 1.0, 1.0)
+BUCKET = Bucket(ME, HOUR, "s", "base", "training")
+PATH = TinkerPath("tinker://s:train:0/weights/old")
+
+
+def expired() -> Checkpoint:
+    model, lora = ModelId("s:train:0"), LoraConfig()
+    return Checkpoint(PATH, model, ME, "weights", "old", "base", lora, 1.0, 4, True, expires_at=2.0)
+
+
+def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
+    file = tmp_path / "catalogue.sqlite"
+    catalogue, store = Catalogue(file), CheckpointStore(tmp_path / "checkpoints")
+    futures = Futures(clock=lambda: 1e9, retention_seconds=0.0)
+    staged = store.stage()
+    (staged.directory / "adapter").write_bytes(b"1234")
+    store.publish(staged, PATH, 1.0)
+    catalogue.add_run(RUN)
+    catalogue.add_checkpoint(expired())
+    catalogue.touch_run(RUN.model_id, 7.0)
+    catalogue.usage.count(BUCKET, 5)
+
+    disk = sqlite3.connect(file)
+    for table, what in (("nouns", "INSERT"), ("nouns", "DELETE"), ("usage", "INSERT")):
+        disk.execute(
+            f"CREATE TRIGGER {table}_{what} BEFORE {what} ON {table} "
+            "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+        )
+    catalogue.audit.add(ME, 3.0, "checkpoint_create")
+    tidy(catalogue, store, futures, 3.0)
+    assert not store.exists(PATH, 1.0)  # the room that the rest needs
+
+    for name in ("nouns_INSERT", "nouns_DELETE", "usage_INSERT"):
+        disk.execute(f"DROP TRIGGER {name}")
+    tidy(catalogue, store, futures, 3.0)
+    assert catalogue.find_checkpoint(PATH) is None
+    assert catalogue.usage.between(ME, 0.0, 1e9) == ((BUCKET, 5),)
+    catalogue.close()
+    assert Catalogue(file).run(RUN.model_id, ME).last_request_at == 7.0
+
+
+def test_an_entry_that_cannot_be_kept_fails_nobody(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path / "catalogue.sqlite")
+    sqlite3.connect(tmp_path / "catalogue.sqlite").execute("DROP TABLE audit")
+    catalogue.audit.add(ME, 3.0, "checkpoint_create")
+
+
+def test_old_answers_are_forgotten(tmp_path: Path) -> None:
+    catalogue, store = Catalogue(None), CheckpointStore(tmp_path)
+    time = [0.0]
+    futures = Futures(lambda: time[0], retention_seconds=10.0)
+    futures.open(RequestId("r"), ME, "Sample", "lane")
+    futures.resolve(RequestId("r"), None)  # type: ignore[arg-type]
+    time[0] = 11.0
+    tidy(catalogue, store, futures, 0.0)
+    assert len(futures) == 0
