@@ -17,6 +17,10 @@ MEANINGS: Mapping[str, str] = {
     "server.port": "Port to listen at; 0 takes a free one.",
     "server.data": "Where checkpoints and the catalogue of names are kept.",
     "server.home": "The logical name of this node's catalogue. One node needs no other.",
+    "server.public_url": "How others reach this server, say `https://host/prefix`: what links to "
+    "files begin with. When left out, as the caller reached it.",
+    "server.issue_jwts": "Exchange keys for identities that are good for an hour, so that "
+    "`whoami` of the SDK works.",
     "server.poll_seconds": 'How long a poll is held before the answer is "still pending". '
     "The SDK reads for 45 s.",
     "server.retention_seconds": "How long a result can be fetched again after it is there.",

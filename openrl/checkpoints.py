@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from openrl.errors import UserError
+from openrl.errors import NotFound, UserError
 from openrl.paths import check_name, parse_tinker_path
 from openrl.types import TinkerPath
 
@@ -50,6 +50,13 @@ class CheckpointStore:
     def exists(self, path: TinkerPath, created_at: float) -> bool:
         return self.directory(path, created_at).is_dir()
 
+    def files(self, path: TinkerPath, created_at: float) -> tuple[Path, ...]:
+        """Raises `NotFound` when the checkpoint's files are gone."""
+        try:
+            return tuple(sorted(self.directory(path, created_at).iterdir()))
+        except FileNotFoundError as error:
+            raise NotFound(f"the files of checkpoint {path!r} are not here") from error
+
     def stage(self) -> Staged:
         directory = self._root / _STAGING / uuid.uuid4().hex
         _make_private(directory)
@@ -70,6 +77,18 @@ class CheckpointStore:
         for parent in target.parents[:4]:  # as far as the root: any of them may be new
             _sync(parent)
         return size
+
+    def copy(self, source: TinkerPath, made: float, path: TinkerPath, created_at: float) -> int:
+        """Gives a checkpoint's files a second name, without taking more room where the file system
+        can share them. Raises `NotFound` and `OSError`."""
+        staged = self.stage()
+        try:
+            for file in self.files(source, made):
+                _share(file, staged.directory / file.name)
+            return self.publish(staged, path, created_at)
+        except (OSError, NotFound):
+            self.discard(staged)
+            raise
 
     def delete(self, path: TinkerPath, created_at: float) -> None:
         """Does nothing when the checkpoint is not there."""
@@ -96,6 +115,16 @@ def _make_private(directory: Path) -> None:
     if not directory.is_dir():
         _make_private(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
+
+
+def _share(file: Path, name: Path) -> None:
+    """Checkpoints never change, so one file may have two names."""
+    try:
+        name.hardlink_to(file)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without hard links
+        shutil.copyfile(file, name)
 
 
 def _harden(directory: Path) -> int:

@@ -117,6 +117,8 @@ class Config:
     port: Port = 8000
     data: Path = Path("openrl-data")
     home: Home = "local"
+    public_url: str | None = None
+    issue_jwts: bool = False
     poll_seconds: Seconds = 30.0
     retention_seconds: Seconds = 3600.0
     drain_seconds: Seconds = 30.0
@@ -192,8 +194,8 @@ def known_keys() -> dict[str, Any]:
 
 def expected(hint: Any) -> str:
     """What a key takes, in words."""
-    if hint in (str, Path):
-        return {str: "text", Path: "a path"}[hint]
+    if hint in (str, Path, bool):
+        return {str: "text", Path: "a path", bool: "true or false"}[hint]
     if words := [m.description for m in getattr(hint, "__metadata__", ()) if m.description]:
         return str(words[0])
     arguments = get_args(hint)

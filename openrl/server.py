@@ -23,7 +23,7 @@ from aiohttp import web
 
 from openrl.actors import Tasks
 from openrl.api.app import Services, build_app, build_runner
-from openrl.api.auth import AnyKey
+from openrl.api.auth import AnyKey, WithIdentities
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
@@ -36,6 +36,7 @@ from openrl.housekeeping import housekeeping
 from openrl.journal import NullJournal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
+from openrl.signing import Signer
 from openrl.startup import StartupView
 
 log = logging.getLogger("openrl")
@@ -98,6 +99,7 @@ async def _running(
     admission = Admission(
         actor, catalogue, futures, journal, config.scheduler, config.limits, now=time.time
     )
+    signer = Signer.of(config.data / "signing.key")
     services = Services(
         config=config,
         catalogue=catalogue,
@@ -108,7 +110,10 @@ async def _running(
         status=actor.status,
         engine_seconds=lambda: actor.engine_seconds,
         clock=time.time,
-        authenticator=AnyKey(),
+        authenticator=WithIdentities(AnyKey(), signer, time.time)
+        if config.issue_jwts
+        else AnyKey(),
+        signer=signer,
     )
     tasks = Tasks(lambda name, error: None)
     try:

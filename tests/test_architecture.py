@@ -53,6 +53,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
     2: (
         "catalogue",
         "encryption",
+        "signing",
         "nouns",
         "records",
         "ledgers",

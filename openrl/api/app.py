@@ -5,9 +5,13 @@ from __future__ import annotations
 from aiohttp import web
 
 from openrl.api import middleware
+from openrl.api.accounts import Accounts
 from openrl.api.checkpoints import Checkpoints
+from openrl.api.downloads import Downloads
 from openrl.api.futures import Polls
+from openrl.api.runs import Runs
 from openrl.api.sampling import Sampling
+from openrl.api.search import Search
 from openrl.api.service import Service
 from openrl.api.services import Services
 from openrl.api.sessions import Sessions
@@ -15,6 +19,19 @@ from openrl.api.training import Training
 
 SHUTDOWN_SECONDS = 5.0
 """For answers that are being written; whatever waited for work has been answered by then."""
+
+GROUPS = (
+    Service,
+    Accounts,
+    Search,
+    Sessions,
+    Training,
+    Sampling,
+    Polls,
+    Runs,
+    Checkpoints,
+    Downloads,
+)
 
 __all__ = ["Services", "build_app", "build_runner"]
 
@@ -24,7 +41,7 @@ def build_app(services: Services) -> web.Application:
         middlewares=[middleware.errors, middleware.authentication(services.authenticator)],
         client_max_size=services.config.limits.body_bytes,
     )
-    for group in (Service, Sessions, Training, Sampling, Polls, Checkpoints):
+    for group in GROUPS:
         app.add_routes(group(services).routes())
     return app
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import Protocol
 
 from aiohttp import web
 
 from openrl.errors import Unauthenticated
+from openrl.signing import Signer
 from openrl.types import OwnerId
 
 _KEY = re.compile(r"(tml-|eyJ)[!-~]{1,8192}")
+
+_IDENTITY = "eyJ"  # how the text of every JSON Web Token begins
 
 OWNER = web.RequestKey("owner", str)
 
@@ -30,6 +34,25 @@ class AnyKey:
             raise Unauthenticated("X-API-Key is ill-formed: it is 'tml-' and more, without spaces")
         # A name, not a secret: the hash keeps keys out of the catalogue and the logs.
         return OwnerId(hashlib.sha256(key.encode()).hexdigest()[:32])
+
+
+class WithIdentities:
+    """Identities that this server has signed, and otherwise keys."""
+
+    def __init__(self, keys: Authenticator, signer: Signer, clock: Callable[[], float]) -> None:
+        """`clock` gives Unix seconds."""
+        self._keys = keys
+        self._signer = signer
+        self._clock = clock
+
+    def owner(self, key: str) -> OwnerId:
+        if is_identity(key):
+            return self._signer.read_identity(key, self._clock())
+        return self._keys.owner(key)
+
+
+def is_identity(key: str) -> bool:
+    return key.startswith(_IDENTITY)
 
 
 def key_of(request: web.Request) -> str:

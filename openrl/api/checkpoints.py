@@ -1,22 +1,25 @@
-"""What has been trained: runs and their checkpoints, as the catalogue knows them."""
+"""What is done to a checkpoint that stands: published, kept for a time, copied, deleted."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from openrl.api import auth, codec, paging, schema
+from openrl.api import auth, codec, rest_schema
 from openrl.api.services import Services
-from openrl.catalogue import Checkpoint, Run
+from openrl.catalogue import Checkpoint, Run, Session
 from openrl.engines.validation import check_ttl
-from openrl.errors import NotFound
-from openrl.types import TinkerPath
+from openrl.errors import UserError
+from openrl.paths import ParsedPath
+from openrl.types import ModelId, OwnerId, SessionId, TinkerPath
 
-_TYPES = {"weights": "training", "sampler_weights": "sampler"}
-_ONE = "/api/v1/training_runs/{run}/checkpoints/{kind}/{name}"
+ONE = (
+    "/api/v1/training_runs/{run}/checkpoints/{kind:weights|sampler_weights|external_weights}/{name}"
+)
 
 
 class Checkpoints:
@@ -25,64 +28,50 @@ class Checkpoints:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get("/api/v1/training_runs", self.runs),
-            web.get("/api/v1/training_runs/{run}", self.run),
-            web.get("/api/v1/training_runs/{run}/checkpoints", self.of_run),
-            web.get("/api/v1/checkpoints", self.all),
-            web.delete(_ONE, self.delete),
-            web.put(f"{_ONE}/ttl", self.set_ttl),
+            web.delete(ONE, self.delete),
+            web.put(f"{ONE}/ttl", self.set_ttl),
+            web.post(f"{ONE}/publish", self.publish),
+            web.delete(f"{ONE}/publish", self.unpublish),
             web.post("/api/v1/weights_info", self.weights_info),
+            web.post("/api/v1/copy_weights", self.copy),
         ]
 
-    async def runs(self, request: web.Request) -> web.Response:
-        limit, offset = paging.window(request)
-        page = self._services.catalogue.runs(auth.owner_of(request), limit, offset)
-        answer = {
-            "training_runs": [self._run(run) for run in page.items],
-            "cursor": paging.cursor(limit, offset, page.total),
-        }
-        return codec.answer(request, answer)
-
-    async def run(self, request: web.Request) -> web.Response:
-        run_id = self._services.check_id(request.match_info["run"])
-        run = self._services.catalogue.run(run_id, auth.owner_of(request))
-        return codec.answer(request, self._run(run))
-
-    async def of_run(self, request: web.Request) -> web.Response:
-        run_id = self._services.check_id(request.match_info["run"])
-        found = self._services.catalogue.checkpoints_of(run_id, auth.owner_of(request))
-        answer = {"checkpoints": [_checkpoint(each) for each in found], "cursor": None}
-        return codec.answer(request, answer)
-
-    async def all(self, request: web.Request) -> web.Response:
-        limit, offset = paging.window(request)
-        page = self._services.catalogue.checkpoints(auth.owner_of(request), limit, offset)
-        answer = {
-            "checkpoints": [_checkpoint(each) for each in page.items],
-            "cursor": paging.cursor(limit, offset, page.total),
-        }
-        return codec.answer(request, answer)
-
     async def delete(self, request: web.Request) -> web.Response:
-        """The name is gone at once; the files follow off the event loop."""
-        catalogue = self._services.catalogue
-        gone = catalogue.delete_checkpoint(_path(request), auth.owner_of(request))
+        """Files go first: they make the room that a full disk needs to forget their row."""
+        catalogue, owner = self._services.catalogue, auth.owner_of(request)
+        gone = catalogue.checkpoint(path_of(request), owner)
         await asyncio.to_thread(self._services.checkpoints.delete, gone.path, gone.created_at)
+        catalogue.delete_checkpoint(gone.path, owner)
+        self._note(request, "checkpoint_delete", gone.path)
         return codec.answer(request, {})
 
     async def set_ttl(self, request: web.Request) -> web.Response:
         """Counted from now; null means never."""
-        body = await self._services.read(request, schema.SetTtl)
-        check_ttl(body.ttl_seconds)
-        expires = None
-        if body.ttl_seconds is not None:
-            expires = self._services.clock() + body.ttl_seconds
-        self._services.catalogue.set_expiry(_path(request), auth.owner_of(request), expires)
+        body = await self._services.read(request, rest_schema.SetTtl)
+        path, expires = path_of(request), self._expiry(body.ttl_seconds)
+        self._services.catalogue.set_expiry(path, auth.owner_of(request), expires)
+        self._note(request, "checkpoint_set_ttl", path, ttl_seconds=str(body.ttl_seconds))
+        return codec.answer(request, {})
+
+    async def publish(self, request: web.Request) -> web.Response:
+        return self._set_public(request, True, "checkpoint_publish")
+
+    async def unpublish(self, request: web.Request) -> web.Response:
+        return self._set_public(request, False, "checkpoint_unpublish")
+
+    def _set_public(self, request: web.Request, public: bool, event: str) -> web.Response:
+        """A repeat is no conflict: the SDK repeats a call whose answer was lost, and a 409 for
+        five minutes."""
+        path, owner = path_of(request), auth.owner_of(request)
+        if self._services.catalogue.checkpoint(path, owner).public != public:
+            self._services.catalogue.publish(path, owner, public)
+            self._note(request, event, path)
         return codec.answer(request, {})
 
     async def weights_info(self, request: web.Request) -> web.Response:
-        body = await self._services.read(request, schema.WeightsInfo)
-        checkpoint = self._services.catalogue.checkpoint(body.tinker_path, auth.owner_of(request))
+        body = await self._services.read(request, rest_schema.WeightsInfo)
+        owner = auth.owner_of(request)
+        checkpoint = self._services.catalogue.readable_checkpoint(body.tinker_path, owner)
         answer = {
             "base_model": checkpoint.base_model,
             "is_lora": True,
@@ -93,48 +82,92 @@ class Checkpoints:
         }
         return codec.answer(request, answer)
 
-    def _run(self, run: Run) -> dict[str, Any]:
-        saved = self._services.catalogue.checkpoints_of(run.model_id, run.owner)
-        newest = {kind: next((c for c in saved if c.kind == kind), None) for kind in _TYPES}
-        return {
-            "training_run_id": run.model_id,
-            "base_model": run.base_model,
-            "model_owner": run.owner,
-            "is_lora": True,
-            "corrupted": False,
-            "lora_rank": run.lora.rank,
-            "last_request_time": _time(run.last_request_at),
-            "last_checkpoint": _optional(newest["weights"]),
-            "last_sampler_checkpoint": _optional(newest["sampler_weights"]),
-            "user_metadata": run.user_metadata,
-        }
+    # --- copies ---
+
+    async def copy(self, request: web.Request) -> web.Response:
+        """A run of its own that holds the copy alone: it can be sampled from and loaded, not
+        trained. The files are shared until the last of both is deleted. A repeat with the same
+        `X-Idempotency-Key`, or into the same place, answers with the copy that stands."""
+        body = await self._services.read(request, rest_schema.CopyWeights)
+        check_ttl(body.ttl_seconds)
+        owner = auth.owner_of(request)
+        token = request.headers.get("X-Tinker-Weights-Access-Token", body.weights_access_token)
+        source = self._services.readable(request, body.source_path, token)
+        model_id, session = self._destination(request, body, owner)
+        path = ParsedPath(model_id, source.kind, source.name).path
+        if standing := self._services.catalogue.find_run(model_id):
+            if standing.owner != owner or standing.copied_from != source.path:
+                raise UserError(f"model {model_id!r} exists already: choose another model_seq_id")
+            return codec.answer(request, {"tinker_path": path})
+        await self._copy(source, session, model_id, path, body.ttl_seconds)
+        self._services.note_read(source, owner, "copy")
+        self._note(request, "checkpoint_create", path, copied_from=source.path)
+        return codec.answer(request, {"tinker_path": path})
+
+    def _destination(
+        self, request: web.Request, body: rest_schema.CopyWeights, owner: OwnerId
+    ) -> tuple[ModelId, Session]:
+        if (body.session_id is None) != (body.model_seq_id is None):
+            raise UserError("copy_weights takes session_id and model_seq_id together")
+        if body.session_id is not None:
+            session = self._services.live_session(body.session_id, owner)
+            return ModelId(f"{session.session_id}:train:{body.model_seq_id}"), session
+        if not body.destination_project_id:
+            raise UserError(
+                "copy_weights takes destination_project_id, or session_id and model_seq_id"
+            )
+        key = request.headers.get("X-Idempotency-Key", "")
+        text = f"{owner}\n{body.source_path}\n{key or self._services.clock()}"
+        name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        session = Session(
+            SessionId(f"{self._services.config.home}-copy-{name}"),
+            owner,
+            self._services.clock(),
+            tags=("copy",),
+            project_id=self._services.check_id(body.destination_project_id),
+        )
+        return ModelId(f"{session.session_id}:train:0"), session
+
+    async def _copy(
+        self,
+        source: Checkpoint,
+        session: Session,
+        model_id: ModelId,
+        path: TinkerPath,
+        ttl_seconds: int | None,
+    ) -> None:
+        now, store = self._services.clock(), self._services.checkpoints
+        size = await asyncio.to_thread(store.copy, source.path, source.created_at, path, now)
+        run = Run(
+            model_id, session.session_id, session.owner, source.base_model, source.lora, now, now
+        )
+        catalogue = self._services.catalogue
+        catalogue.add_session(session)
+        catalogue.add_run(replace(run, copied_from=source.path))
+        catalogue.add_checkpoint(
+            replace(
+                source,
+                path=path,
+                model_id=model_id,
+                owner=session.owner,
+                created_at=now,
+                size_bytes=size,
+                expires_at=self._expiry(ttl_seconds),
+                public=False,
+            )
+        )
+
+    # --- all of them ---
+
+    def _expiry(self, ttl_seconds: int | None) -> float | None:
+        """Raises `UserError`."""
+        check_ttl(ttl_seconds)
+        return None if ttl_seconds is None else self._services.clock() + ttl_seconds
+
+    def _note(self, request: web.Request, event: str, path: str, **details: Any) -> None:
+        self._services.note(auth.owner_of(request), event, tinker_path=path, **details)
 
 
-def _path(request: web.Request) -> TinkerPath:
+def path_of(request: web.Request) -> TinkerPath:
     run, kind, name = (request.match_info[part] for part in ("run", "kind", "name"))
-    if kind not in _TYPES:
-        raise NotFound(f"{kind!r} is no kind of checkpoint: {', '.join(_TYPES)}")
     return TinkerPath(f"tinker://{run}/{kind}/{name}")
-
-
-def _optional(checkpoint: Checkpoint | None) -> dict[str, Any] | None:
-    return None if checkpoint is None else _checkpoint(checkpoint)
-
-
-def _checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    expires = checkpoint.expires_at
-    return {
-        "checkpoint_id": f"{checkpoint.kind}/{checkpoint.name}",
-        "checkpoint_type": _TYPES[checkpoint.kind],
-        "time": _time(checkpoint.created_at),
-        "tinker_path": checkpoint.path,
-        "size_bytes": checkpoint.size_bytes,
-        "public": False,
-        "user_metadata": checkpoint.user_metadata,
-        "expires_at": None if expires is None else _time(expires),
-    }
-
-
-def _time(unix_seconds: float) -> str:
-    """RFC 3339, in UTC."""
-    return datetime.fromtimestamp(unix_seconds, UTC).isoformat()

@@ -11,8 +11,8 @@ from math import ceil
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from openrl.api import auth, codec
-from openrl.errors import OpenRLError, Overloaded, Unavailable
+from openrl.api import auth, codec, downloads
+from openrl.errors import OpenRLError, Overloaded, Unauthenticated, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,6 +45,8 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refusal(request: web.Request, error: OpenRLError) -> web.Response:
     response = codec.answer(request, {"detail": codec.shortened(error.message)}, error.status)
+    if isinstance(error, Unauthenticated):  # RFC 6750; the SDK then asks for a new token, once
+        response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
     if isinstance(error, Overloaded | Unavailable):
         response.headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     return response
@@ -70,7 +72,7 @@ def _http_text(request: web.Request, error: web.HTTPException) -> str:
 def authentication(authenticator: auth.Authenticator) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_ROUTES:
+        if request.path not in OPEN_ROUTES and not request.path.startswith(downloads.PREFIX):
             request[auth.OWNER] = authenticator.owner(auth.key_of(request))
         return await handler(request)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import secrets
-
 from aiohttp import web
 
 from openrl.api import auth, codec, datums, schema
+from openrl.api.samplers import Samplers, new_seq
 from openrl.api.services import Services
-from openrl.catalogue import Sampler, Session
-from openrl.errors import NotFound, UserError
+from openrl.catalogue import Sampler
+from openrl.errors import UserError
 from openrl.types import (
-    OwnerId,
     RequestId,
     Sample,
-    SamplerTarget,
     SamplingParams,
     SamplingSessionId,
-    SessionId,
     Stop,
     Work,
 )
@@ -39,11 +34,13 @@ _SEEDS = range(-(2**63), 2**64)
 class Sampling:
     def __init__(self, services: Services) -> None:
         self._services = services
+        self._samplers = Samplers(services)
 
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/api/v1/create_sampling_session", self.create_session),
             web.get("/api/v1/samplers/{sampler_id}", self.get_sampler),
+            web.post("/api/v1/join_sampling_session", self.join),
             web.post("/api/v1/asample", self.sample),
         ]
 
@@ -57,7 +54,7 @@ class Sampling:
             ),
             session_id=session.session_id,
             owner=owner,
-            target=self._target(body.base_model, body.model_path, owner),
+            target=self._samplers.target(request, body.base_model, body.model_path),
             created_at=self._services.clock(),
         )
         standing = self._services.catalogue.add_sampler(sampler)
@@ -66,6 +63,14 @@ class Sampling:
             "sampling_session_id": standing.sampling_session_id,
         }
         return codec.answer(request, answer)
+
+    async def join(self, request: web.Request) -> web.Response:
+        """A number of its own for each client that was cloned from the sampler's first, which is 0:
+        its samples are numbered from there."""
+        body = await self._services.read(request, schema.JoinSamplingSession)
+        sampler_id = self._services.check_id(body.sampling_session_id)
+        number = self._services.catalogue.join_sampler(sampler_id, auth.owner_of(request))
+        return codec.answer(request, {"type": "join_sampling_session", "client_counter": number})
 
     async def get_sampler(self, request: web.Request) -> web.Response:
         sampler_id = self._services.check_id(request.match_info["sampler_id"])
@@ -80,7 +85,7 @@ class Sampling:
     async def sample(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.Sample)
         operation = operation_of(body)
-        sampler, seq_id = self._addressed(body, auth.owner_of(request))
+        sampler, seq_id = self._addressed(request, body)
         self._services.live_session(sampler.session_id, sampler.owner)
         work = Work(
             request_id=RequestId(f"{sampler.sampling_session_id}:{seq_id}"),
@@ -100,53 +105,15 @@ class Sampling:
 
     # --- whose weights ---
 
-    def _addressed(self, body: schema.Sample, owner: OwnerId) -> tuple[Sampler, int]:
+    def _addressed(self, request: web.Request, body: schema.Sample) -> tuple[Sampler, int]:
         """The sampler, and the sample's number within it."""
         if body.sampling_session_id is None:
             # Nobody counts here, so every request is its own: repeats are not recognised.
-            return self._direct(body, owner), secrets.randbits(48)
+            return self._samplers.direct(request, body.base_model, body.model_path), new_seq()
         if body.seq_id is None:
             raise UserError("seq_id is missing: it numbers the samples of a sampling session")
         sampler_id = self._services.check_id(body.sampling_session_id)
-        return self._services.catalogue.sampler(sampler_id, owner), body.seq_id
-
-    def _direct(self, body: schema.Sample, owner: OwnerId) -> Sampler:
-        """A sampler for requests that name weights and no sampling session: one for each owner
-        and target, in a session of its own that nobody finishes."""
-        target = self._target(body.base_model, body.model_path, owner)
-        session_id = SessionId(f"{self._services.config.home}-direct-{owner}")
-        self._ensure_session(session_id, owner)
-        name = hashlib.sha256(f"{target.base_model}\n{target.version}".encode()).hexdigest()[:16]
-        return self._services.catalogue.add_sampler(
-            Sampler(
-                SamplingSessionId(f"{session_id}:sample:{name}"),
-                session_id,
-                owner,
-                target,
-                self._services.clock(),
-            )
-        )
-
-    def _ensure_session(self, session_id: SessionId, owner: OwnerId) -> None:
-        try:
-            self._services.catalogue.session(session_id, owner)
-        except NotFound:
-            session = Session(session_id, owner, self._services.clock(), tags=("direct",))
-            self._services.catalogue.add_session(session)
-
-    def _target(
-        self, base_model: str | None, model_path: str | None, owner: OwnerId
-    ) -> SamplerTarget:
-        if model_path is None:
-            if base_model is None:
-                raise UserError("name what to sample from: base_model or model_path")
-            return SamplerTarget(self._services.models.base(base_model).name)
-        checkpoint = self._services.catalogue.checkpoint(model_path, owner)
-        self._services.models.base(checkpoint.base_model)
-        if base_model is not None and base_model != checkpoint.base_model:
-            trained = checkpoint.base_model
-            raise UserError(f"{model_path} was trained on {trained}, not on {base_model}")
-        return checkpoint.target
+        return self._services.catalogue.sampler(sampler_id, auth.owner_of(request)), body.seq_id
 
 
 def operation_of(body: schema.Sample) -> Sample:

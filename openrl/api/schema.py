@@ -162,13 +162,20 @@ class SaveWeights(Body, frozen=True):
 
 
 class SaveWeightsForSampler(Body, frozen=True):
-    """`inflight` is served as a snapshot: a sampler never changes under its users."""
-
     model_id: Id
     seq_id: SeqId
     path: str | None = None
     sampling_session_seq_id: Count | None = None
     kind: Literal["snapshot", "inflight"] = "snapshot"
+    ttl_seconds: int | None = None
+    user_metadata: dict[str, Any] | None = None
+
+
+class SaveWeightsExternal(Body, frozen=True):
+    model_id: Id
+    seq_id: SeqId
+    path: str
+    age_encryption_recipients: list[str] = []
     ttl_seconds: int | None = None
     user_metadata: dict[str, Any] | None = None
 
@@ -193,10 +200,6 @@ class UnloadModel(Body, frozen=True):
     seq_id: SeqId
 
 
-class WeightsInfo(Body, frozen=True):
-    tinker_path: str
-
-
 # --- sampling -------------------------------------------------------------------------------
 
 
@@ -205,6 +208,10 @@ class CreateSamplingSession(Body, frozen=True):
     sampling_session_seq_id: Count
     base_model: str | None = None
     model_path: str | None = None
+
+
+class JoinSamplingSession(Body, frozen=True):
+    sampling_session_id: Id
 
 
 class SamplingParams(Strict, frozen=True):
@@ -247,10 +254,3 @@ class RetrieveFuture(Body, frozen=True):
 
 class CancelFuture(Body, frozen=True):
     request_id: Id
-
-
-# --- checkpoints ----------------------------------------------------------------------------
-
-
-class SetTtl(Body, frozen=True):
-    ttl_seconds: int | None = None

@@ -46,7 +46,9 @@ class Service:
         body = await self._services.read(request, schema.ClientConfig)
         said = body.sdk_version
         version = versions.parse(said) if said else versions.sdk_version(request)
-        return codec.answer(request, versions.client_config(version))
+        return codec.answer(
+            request, versions.client_config(version, self._services.config.issue_jwts)
+        )
 
     async def dynamic_config(self, request: web.Request) -> web.Response:
         config = {

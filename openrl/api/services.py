@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from openrl.api import auth, codec
-from openrl.catalogue import Catalogue, Session
+from openrl.catalogue import Catalogue, Checkpoint, Session
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
-from openrl.errors import Gone, UserError
+from openrl.errors import Gone, Unauthenticated, UserError
 from openrl.futures import Futures
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.loading import ModelStatus
 from openrl.scheduler.models import Models
+from openrl.signing import Signer
 from openrl.types import OwnerId
 
 B = TypeVar("B", bound=msgspec.Struct)
@@ -39,6 +40,8 @@ class Services:
     engine_seconds: Callable[[], float]
     clock: Callable[[], float]
     authenticator: auth.Authenticator
+    signer: Signer
+    heard: dict[str, float] = field(default_factory=dict)  # sessions, and when one last spoke
 
     async def read(self, request: web.Request, kind: type[B]) -> B:
         return await codec.read(request, kind, self.config.limits.body_bytes)
@@ -59,6 +62,7 @@ class Services:
         session = self.session(session_id, owner)
         if session.finished is not None:
             raise Gone(f"session {session_id!r} is finished ({session.finished}): make a new one")
+        self.heard[session.session_id] = self.clock()
         return session
 
     def metadata(self, given: Mapping[str, Any] | None) -> Mapping[str, str] | None:
@@ -71,3 +75,41 @@ class Services:
             limit = self.config.limits.metadata_bytes
             raise UserError(f"user_metadata has {size} characters: {limit} are allowed")
         return texts
+
+    # --- what others may read ---
+
+    def reader(self, request: web.Request, token: str | None) -> OwnerId:
+        """With whose rights weights are read: one's own, or those of the key or identity that
+        was handed over as `weights_access_token`. Raises `UserError`."""
+        if token is None:
+            return auth.owner_of(request)
+        try:
+            return self.authenticator.owner(token)
+        except Unauthenticated as error:
+            raise UserError(f"weights_access_token: {error.message}") from error
+
+    def readable(self, request: web.Request, path: str, token: str | None = None) -> Checkpoint:
+        """Raises `NotFound`, and `UserError` for a token that nobody holds."""
+        return self.catalogue.readable_checkpoint(path, self.reader(request, token))
+
+    def weights(self, request: web.Request, path: str, token: str | None = None) -> Checkpoint:
+        """One that this server itself can read. Raises what `readable` raises."""
+        checkpoint = self.readable(request, path, token)
+        if checkpoint.kind == "external_weights":
+            raise UserError(f"{path} is for download: name a training or sampler checkpoint")
+        return checkpoint
+
+    # --- the audit log ---
+
+    def note(self, owner: OwnerId, event: str, **details: str) -> None:
+        self.catalogue.audit.add(owner, self.clock(), event, **details)
+
+    def note_read(self, checkpoint: Checkpoint, by: OwnerId, purpose: str) -> None:
+        """In the log of the one whose checkpoint it is."""
+        self.note(
+            checkpoint.owner,
+            "checkpoint_read",
+            tinker_path=checkpoint.path,
+            purpose=purpose,
+            by=by,
+        )

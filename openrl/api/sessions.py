@@ -6,7 +6,7 @@ import uuid
 
 from aiohttp import web
 
-from openrl.api import auth, codec, paging, schema
+from openrl.api import auth, codec, paging, runs, schema, versions
 from openrl.api.services import Services
 from openrl.catalogue import Session
 from openrl.errors import PayloadTooLarge
@@ -28,6 +28,7 @@ class Sessions:
 
     async def create(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.CreateSession)
+        versions.check(versions.sdk_version(request))
         limit = self._services.config.limits.metadata_bytes
         texts = [*body.tags, body.sdk_version, body.project_id or "", body.display_name or ""]
         if sum(map(len, texts)) > limit:
@@ -55,11 +56,14 @@ class Sessions:
         body = await self._services.read(request, schema.FinishSession)
         session_id = self._services.check_id(request.match_info["session_id"])
         reason = body.reason.type[: self._services.config.limits.id_chars]
-        self._services.catalogue.finish_session(session_id, auth.owner_of(request), reason)
+        self._services.catalogue.finish_session(
+            session_id, auth.owner_of(request), reason, body.detail
+        )
         self._services.admission.end_session(SessionId(session_id))
         return codec.answer(request, {})
 
     async def list(self, request: web.Request) -> web.Response:
+        runs.accessible(request)  # one's own either way: sessions are not shared
         limit, offset = paging.window(request)
         page = self._services.catalogue.sessions(auth.owner_of(request), limit, offset)
         return codec.answer(request, {"sessions": [each.session_id for each in page.items]})

@@ -14,6 +14,7 @@ from openrl.api.codec import Encoding
 from openrl.api.malformed import or_malformed
 from openrl.api.services import Services
 from openrl.catalogue import Checkpoint
+from openrl.encryption import check_recipients
 from openrl.errors import NotFound, UserError
 from openrl.types import (
     AdamParams,
@@ -26,6 +27,7 @@ from openrl.types import (
     RequestId,
     SamplingSessionId,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     TrainingOperation,
     UnloadModel,
@@ -50,6 +52,7 @@ class Training:
             web.post("/api/v1/optim_step", self.optim_step),
             web.post("/api/v1/save_weights", self.save_weights),
             web.post("/api/v1/save_weights_for_sampler", self.save_weights_for_sampler),
+            web.post("/api/v1/save_weights_external", self.save_weights_external),
             web.post("/api/v1/load_weights", self.load_weights),
             web.post("/api/v1/unload_model", self.unload_model),
         ]
@@ -86,6 +89,7 @@ class Training:
             path=checkpoint.path,
             with_optimizer=body.optimizer,
             user_metadata=self._services.metadata(body.user_metadata),
+            reader=self._services.reader(request, body.weights_access_token),
         )
         return await self._create(request, session_id, model_seq_id, operation)
 
@@ -101,12 +105,10 @@ class Training:
         return await self._submit(request, model_id, 0, operation)
 
     def _loadable(self, request: web.Request, body: schema.LoadWeights) -> Checkpoint:
-        owner, token = auth.owner_of(request), body.weights_access_token
-        if token and self._services.authenticator.owner(token) != owner:
-            raise UserError("weights_access_token: another account's checkpoints cannot be loaded")
-        checkpoint = self._services.catalogue.checkpoint(body.path, owner)
+        checkpoint = self._services.weights(request, body.path, body.weights_access_token)
         if body.optimizer and not checkpoint.with_optimizer:
             raise UserError(f"{body.path} holds no optimizer state: load it with optimizer false")
+        self._services.note_read(checkpoint, auth.owner_of(request), "training")
         return checkpoint
 
     def _base_for(self, checkpoint: Checkpoint, wanted: str | None) -> str:
@@ -182,7 +184,18 @@ class Training:
         def operation() -> SaveWeightsForSampler:
             metadata = self._services.metadata(body.user_metadata)
             sampler = _sampler_id(body.model_id, body.sampling_session_seq_id)
-            return SaveWeightsForSampler(body.path, sampler, body.ttl_seconds, metadata)
+            inflight = body.kind == "inflight"
+            return SaveWeightsForSampler(body.path, sampler, body.ttl_seconds, metadata, inflight)
+
+        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    async def save_weights_external(self, request: web.Request) -> web.Response:
+        body = await self._services.read(request, schema.SaveWeightsExternal)
+
+        def operation() -> SaveWeightsExternal:
+            recipients = check_recipients(body.age_encryption_recipients)
+            metadata = self._services.metadata(body.user_metadata)
+            return SaveWeightsExternal(body.path, recipients, body.ttl_seconds, metadata)
 
         return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
 
@@ -196,7 +209,8 @@ class Training:
             )
 
         def operation() -> LoadWeights:
-            return LoadWeights(self._loadable(request, body).path, body.optimizer)
+            reader = self._services.reader(request, body.weights_access_token)
+            return LoadWeights(self._loadable(request, body).path, body.optimizer, reader)
 
         return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
 

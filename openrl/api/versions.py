@@ -7,8 +7,11 @@ from typing import Any, TypeAlias
 
 from aiohttp import web
 
+from openrl.errors import UserError
+
 Version: TypeAlias = tuple[int, int]
 
+OLDEST: Version = (0, 12)
 NEWEST: Version = (999, 0)
 
 _NUMBER = re.compile(r"(\d{1,4})\.(\d{1,4})")
@@ -24,7 +27,14 @@ def parse(text: str) -> Version:
     return (int(found[1]), int(found[2])) if found else NEWEST
 
 
-def client_config(version: Version) -> dict[str, Any]:
+def check(version: Version) -> None:
+    """Raises `UserError` for an SDK whose protocol is another."""
+    if version < OLDEST:
+        number = ".".join(map(str, version))
+        raise UserError(f"SDK version {number} is not supported here: tinker 0.12 or later is")
+
+
+def client_config(version: Version, issue_jwts: bool = False) -> dict[str, Any]:
     """Flags that change how the SDK calls us; only what this server does is switched on.
 
     Parallel chunks stay off: they arrive in reverse, and one that is refused makes the client hang.
@@ -36,4 +46,8 @@ def client_config(version: Version) -> dict[str, Any]:
         flags["fwd_via_fwdbwd"] = True
     if (0, 24) <= version < (0, 38):
         flags["create_model_via_load_weights"] = True
+    if version >= (0, 32):
+        flags["sample_join_sampling_session"] = True
+    if issue_jwts and version >= (0, 18):
+        flags["pjwt_auth_enabled"] = True
     return flags

@@ -12,6 +12,11 @@ def not_created(model_id: str, cause: OpenRLError) -> UserError:
 
 def past_life(run: Run, catalogue: Catalogue) -> UserError:
     """For a model that the catalogue remembers and the engine does not."""
+    if run.copied_from is not None:
+        return UserError(
+            f"model {run.model_id!r} is a copy of {run.copied_from} and cannot be trained: make a "
+            "model from it"
+        )
     saved = catalogue.checkpoints_of(run.model_id, run.owner)
     last = next((c.path for c in saved if c.kind == "weights"), None)
     advice = f"make a model from its last checkpoint, {last}" if last else "make a new model"

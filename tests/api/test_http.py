@@ -112,8 +112,9 @@ async def test_unknown_routes_and_methods_answer_json(http: Http) -> None:
             {"proto_write_fwdbwd", "fwd_via_fwdbwd", "create_model_via_load_weights"},
         ),
         ("0.25.0", {"create_model_via_load_weights"}),
-        ("0.38.0", set()),
-        ("nonsense", set()),
+        ("0.32.0", {"create_model_via_load_weights", "sample_join_sampling_session"}),
+        ("0.38.0", {"sample_join_sampling_session"}),
+        ("nonsense", {"sample_join_sampling_session"}),
     ],
 )
 async def test_flags_by_version(http: Http, version: str, flags: set[str]) -> None:

@@ -50,7 +50,8 @@ async def test_a_model_made_from_a_checkpoint(http: Http) -> None:
         ({"optimizer": True, "light": True}, "optimizer"),
         ({"base_model": "no/such"}, "no/such"),
         ({"optimizer_config": {"type": "dimuon", "version": 1}}, "dimuon"),
-        ({"weights_access_token": "tml-somebody"}, "weights_access_token"),
+        ({"weights_access_token": "no key"}, "weights_access_token"),
+        ({"weights_access_token": "tml-somebody"}, "tinker://"),
         ({"path": "tinker://nobody:train:0/weights/x"}, "tinker://nobody"),
     ],
 )
