@@ -88,7 +88,9 @@ class Catalogue:
 
     def run(self, model_id: str, owner: OwnerId) -> Run:
         """`last_request_at` may be newer in memory than in the file."""
-        run = self._owned(Run, model_id, owner)
+        return self._fresh(self._owned(Run, model_id, owner))
+
+    def _fresh(self, run: Run) -> Run:
         return replace(run, last_request_at=self._touched.get(run.model_id, run.last_request_at))
 
     def find_run(self, model_id: str) -> Run | None:
@@ -105,10 +107,11 @@ class Catalogue:
         readable: bool = False,
     ) -> Page[Run]:
         """`readable` adds others' runs that have a published checkpoint; a project holds none."""
-        self.write_touched()
         if project_id is not None:
-            return self._page(Run, "project", (owner, project_id), limit, offset)
-        return self._page(Run, "readable" if readable else "owner", (owner,), limit, offset)
+            page = self._page(Run, "project", (owner, project_id), limit, offset)
+        else:
+            page = self._page(Run, "readable" if readable else "owner", (owner,), limit, offset)
+        return replace(page, items=tuple(map(self._fresh, page.items)))
 
     def runs_of(self, session_id: str, owner: OwnerId) -> tuple[Run, ...]:
         self.session(session_id, owner)

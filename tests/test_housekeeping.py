@@ -42,6 +42,7 @@ def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
     catalogue.audit.add(ME, 3.0, "checkpoint_create")
     tidy(catalogue, store, futures, 3.0)
     assert not store.exists(PATH, 1.0)  # the room that the rest needs
+    assert catalogue.runs(ME).items[0].last_request_at == 7.0  # reading needs no writing
 
     for name in ("nouns_INSERT", "nouns_DELETE", "usage_INSERT"):
         disk.execute(f"DROP TRIGGER {name}")
