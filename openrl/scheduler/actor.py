@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import count
 
 from openrl.actors import EngineThread, Tasks
 from openrl.catalogue import Catalogue
@@ -62,6 +63,8 @@ from openrl.types import (
     UnloadModel,
     Work,
 )
+
+EVENTS_AT_ONCE = 32
 
 log = logging.getLogger("openrl")
 
@@ -168,7 +171,7 @@ class EngineActor:
     @property
     def engine_seconds(self) -> float:
         """How long the engine has worked since it started."""
-        return self._state.statistics().engine_seconds
+        return self._state.chronicle.engine_seconds
 
     def status(self) -> tuple[ModelStatus, ...]:
         """One for each public base model."""
@@ -187,8 +190,12 @@ class EngineActor:
     # --- the loop ---
 
     async def _loop(self) -> None:
-        while True:
+        """What waits in the inbox is taken without a pause: hence one after some events, so that
+        thousands of submits keep no heartbeat waiting."""
+        for number in count(1):
             self._handle(await self._next_event())
+            if number % EVENTS_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def _handle(self, event: Event) -> None:
         """Nothing happens any more once the engine is lost."""
@@ -197,6 +204,8 @@ class EngineActor:
                 self._obey(decision)
 
     async def _next_event(self) -> Event:
+        if not self._inbox.empty():
+            return self._inbox.get_nowait()
         try:
             async with asyncio.timeout(self._seconds_to_wake()):
                 return await self._inbox.get()
@@ -221,6 +230,8 @@ class EngineActor:
                 self._wake_at = when
 
     async def _run(self, start: Start) -> None:
+        if self.failure is not None:
+            return  # since it was decided everything has been answered
         try:
             finished = await self._runner.run(start)
         except EngineDied as error:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 from openrl.actors import Tasks
 from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.metering import Meter
 from openrl.types import ModelId, OptimStepDone, Outcome, RequestId, Work
+
+AT_ONCE = 8
+"""A decode slice may end hundreds of requests, and each wakes a poll that encodes and writes:
+after this many the event loop looks at everything else, so that a heartbeat never waits for all."""
 
 
 class Completion:
@@ -17,7 +22,8 @@ class Completion:
         self._journal = journal
         self._tasks = tasks
         self._meter = meter
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settled: deque[tuple[RequestId, Outcome]] = deque()
+        self._resolving: asyncio.Task[None] | None = None
 
     def settle(self, work: Work, outcome: Outcome) -> None:
         """Once for each accepted request. The future resolves when the outcome is durable."""
@@ -25,15 +31,27 @@ class Completion:
             self._journal.version(ModelId(work.lane), outcome.version)
         self._journal.committed(work.request_id, outcome)
         self._meter.count(work, outcome)
-        task = self._tasks.spawn(self._resolve(work.request_id, outcome), "settle")
-        self._settling.add(task)
-        task.add_done_callback(self._settling.discard)
+        self._settled.append((work.request_id, outcome))
+        if self._resolving is None:
+            self._resolving = self._tasks.spawn(self._resolve(), "settle")
 
     async def idle(self) -> None:
         """Returns when everything settled so far has been resolved."""
-        if self._settling:
-            await asyncio.wait(self._settling)
+        while self._resolving is not None:
+            await asyncio.wait([self._resolving])
 
-    async def _resolve(self, request_id: RequestId, outcome: Outcome) -> None:
-        await self._journal.flushed()
-        self._futures.resolve(request_id, outcome)
+    async def _resolve(self) -> None:
+        """Ends when nothing is left; what is settled meanwhile has a flush of its own."""
+        try:
+            while self._settled:
+                durable = len(self._settled)
+                await self._journal.flushed()
+                await self._hand_out(durable)
+        finally:
+            self._resolving = None
+
+    async def _hand_out(self, count: int) -> None:
+        for number in range(1, count + 1):
+            self._futures.resolve(*self._settled.popleft())
+            if number % AT_ONCE == 0:
+                await asyncio.sleep(0)
