@@ -10,7 +10,7 @@ from openrl.api import auth, codec, results, schema
 from openrl.api.services import Services
 from openrl.errors import Gone, NotFound, OpenRLError, ServerError
 from openrl.futures import Entry
-from openrl.types import Failed, Outcome, OwnerId, RequestId
+from openrl.types import Failed, Outcome, OwnerId, RequestId, Sample
 
 log = logging.getLogger("openrl.api")
 
@@ -72,7 +72,7 @@ def _result(
     request: web.Request, entry: Entry, outcome: Outcome, allow_metadata_only: bool
 ) -> web.Response:
     if isinstance(outcome, Failed):
-        return codec.answer(request, results.failure(outcome.error))
+        return _failure(request, entry, outcome.error)
     encoding = results.available(outcome, codec.result_encoding(request))
     try:
         body = entry.encoded.pop(encoding.value, None) or results.encode(outcome, encoding)
@@ -87,3 +87,11 @@ def _result(
         size = {"status": "complete_metadata", "response_payload_size": len(body)}
         return codec.answer(request, size)
     return codec.raw_answer(body, encoding)
+
+
+def _failure(request: web.Request, entry: Entry, error: OpenRLError) -> web.Response:
+    """A failed future is final for the SDK, whatever its category. A sample that a server could
+    not finish before it stopped is better sent again, to the next one: 410 brings that about."""
+    if entry.kind == Sample.__name__ and error.retryable:
+        raise Gone(error.message)
+    return codec.answer(request, results.failure(error))

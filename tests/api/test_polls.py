@@ -197,3 +197,20 @@ async def test_a_result_that_cannot_be_sent_fails_and_is_not_polled_forever(tmp_
         for accept in ("application/x-protobuf", "application/json"):
             answer = await http.result(promise, Accept=accept)
             assert answer["category"] == "server"
+
+
+async def test_a_sample_that_a_stopping_server_leaves_is_one_to_send_again(tmp_path: Path) -> None:
+    """410 makes a client repeat a sample; a training operation's failure is final."""
+    gate = Gate(DecodePass)
+    engine = FakeEngine([MODEL], before=gate)
+    async with serving(tmp_path, engine=engine) as node, aiohttp.ClientSession() as session:
+        http = Http(node.address, session)
+        model_id, sampler = await http.new_model(), await new_sampler(http)
+        sampled = await http.good("asample", sample(sampler, 0))
+        trained = await http.good("forward_backward", forward_backward(model_id, 1))
+        assert await node.services.admission.drain(0.0) == 2
+        status, _ = await http.post("retrieve_future", sampled)
+        other, answer = await http.post("retrieve_future", trained)
+        gate.open()
+    assert status == 410
+    assert (other, answer["category"]) == (200, "server")
