@@ -148,11 +148,12 @@ class RowProgress:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A pass came back; `seconds` is measured engine time."""
+    """A pass came back; `seconds` is measured engine time. `capacity` is None when the engine
+    did not say: then it is as it was."""
 
     pass_id: PassId
     seconds: float
-    capacity: Capacity
+    capacity: Capacity | None
     parts: tuple[PartEnded, ...] = ()
     rows: tuple[RowProgress, ...] = ()
 

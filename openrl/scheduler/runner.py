@@ -7,7 +7,9 @@ Only `EngineDied` gets through.
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from openrl.actors import EngineThread
@@ -22,10 +24,10 @@ from openrl.engines.base import (
     DropAdapter,
     DropVersion,
     Engine,
-    Executed,
     OptimReport,
     Pass,
     PinVersion,
+    Report,
     RowId,
     RowStart,
     TrainReport,
@@ -54,6 +56,15 @@ KEPT_VERSIONS = 16
 no request uses are dropped, and their samplers answer `Gone`."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """What came of a pass; `capacity` is None when the engine raised."""
+
+    report: Report
+    seconds: float
+    capacity: Capacity | None
+
+
 class Runner:
     def __init__(
         self,
@@ -70,10 +81,10 @@ class Runner:
         self._backlog = backlog
         self._controls = controls
         self._clock = clock
-        self._capacity = Capacity(0, 0, 1, 0, 0, 0, 0)
         self._unpinned: list[tuple[WeightsKey, VersionId]] = []  # still in the engine
-        self._running: set[RowId] = set()  # rows in the engine's batch
-        self._orphans: set[RowId] = set()  # rows that a failed pass may have left there
+        # Rows in the engine's batches, and those that a failed pass may have left there.
+        self._running: dict[WeightsKey, set[RowId]] = defaultdict(set)
+        self._orphans: dict[WeightsKey, set[RowId]] = defaultdict(set)
 
     async def run(self, start: Start) -> Finished:
         match start:
@@ -87,54 +98,53 @@ class Runner:
                 return await self._decode(start)
 
     async def _train(self, start: StartTrain) -> Finished:
-        executed = await self._execute(dispatch.train_pass(start, self._backlog))
-        assert isinstance(executed.report, TrainReport)
-        parts = dispatch.train_parts(start, executed.report, self._backlog)
-        return Finished(start.pass_id, executed.seconds, executed.capacity, parts=parts)
+        ran = await self._execute(dispatch.train_pass(start, self._backlog))
+        assert isinstance(ran.report, TrainReport)
+        parts = dispatch.train_parts(start, ran.report, self._backlog)
+        return Finished(start.pass_id, ran.seconds, ran.capacity, parts=parts)
 
     async def _optim(self, start: StartOptim) -> Finished:
-        executed = await self._execute(dispatch.optim_pass(start, self._backlog))
-        assert isinstance(executed.report, OptimReport)
-        parts = dispatch.optim_parts(start, executed.report, self._backlog)
-        return Finished(start.pass_id, executed.seconds, executed.capacity, parts=parts)
+        ran = await self._execute(dispatch.optim_pass(start, self._backlog))
+        assert isinstance(ran.report, OptimReport)
+        parts = dispatch.optim_parts(start, ran.report, self._backlog)
+        return Finished(start.pass_id, ran.seconds, ran.capacity, parts=parts)
 
     async def _decode(self, start: StartDecode) -> Finished:
-        work = dispatch.decode_pass(start, self._backlog, self._controls.locate, self._orphans)
-        self._orphans = set()
-        self._running |= {*start.resume, *(row for s in work.admit for row in _rows(s))}
-        self._running -= {*start.preempt, *work.drop}
-        executed = await self._execute(work)
-        assert isinstance(executed.report, DecodeReport)
-        rows = dispatch.decode_rows(executed.report, self._backlog)
-        self._running -= {row.row for row in rows if row.ended}
-        return Finished(start.pass_id, executed.seconds, executed.capacity, rows=rows)
+        orphans = self._orphans.pop(start.weights, ())
+        work = dispatch.decode_pass(start, self._backlog, self._controls.locate, orphans)
+        running = self._running[start.weights]
+        running |= {*start.resume, *(row for s in work.admit for row in _rows(s))}
+        running -= {*start.preempt, *work.drop}
+        ran = await self._execute(work)
+        assert isinstance(ran.report, DecodeReport)
+        rows = dispatch.decode_rows(ran.report, self._backlog)
+        running -= {row.row for row in rows if row.ended}
+        return Finished(start.pass_id, ran.seconds, ran.capacity, rows=rows)
 
     # --- one model's adapter ---
 
     async def _control(self, start: StartControl) -> Finished:
         pending = self._backlog.get(start.request)
-        seconds = 0.0
+        seconds, capacity = 0.0, None
         try:
             order = self._controls.prepare(pending.work)
         except OpenRLError as error:
             pending.ended = Failed(error)
         else:
-            executed = await self._execute(ControlPass(start.weights, start.request, order.control))
-            seconds = executed.seconds
-            pending.ended = await self._concluded(start, order, executed)
+            ran = await self._execute(ControlPass(start.weights, start.request, order.control))
+            seconds, capacity = ran.seconds, ran.capacity
+            pending.ended = await self._concluded(start, order, ran)
             if isinstance(order.control, PinVersion):
                 self._unpin_surplus(order.model.model_id)
             await self._drop_unpinned(start)
         part = PartEnded(start.request, not isinstance(pending.ended, Failed))
-        return Finished(start.pass_id, seconds, self._capacity, parts=(part,))
+        return Finished(start.pass_id, seconds, capacity, parts=(part,))
 
-    async def _concluded(
-        self, start: StartControl, order: Order, executed: Executed
-    ) -> Result | Failed:
-        assert isinstance(executed.report, ControlReport)
-        if executed.report.error is not None:
+    async def _concluded(self, start: StartControl, order: Order, ran: Ran) -> Result | Failed:
+        assert isinstance(ran.report, ControlReport)
+        if ran.report.error is not None:
             self._controls.abandon(order)
-            return Failed(executed.report.error)
+            return Failed(ran.report.error)
         result = await self._controls.conclude(order)
         if isinstance(result, Failed) and (undo := _undo(order.control)):
             await self._execute(ControlPass(start.weights, start.request, undo))
@@ -167,7 +177,7 @@ class Runner:
 
     # --- the engine ---
 
-    async def _execute(self, work: Pass) -> Executed:
+    async def _execute(self, work: Pass) -> Ran:
         began = self._clock()
         try:
             executed = await self._thread.run(partial(self._engine.execute, work))
@@ -177,15 +187,11 @@ class Runner:
             # The engine's boundary: whatever it is, it costs one pass and not the server.
             # Out of memory: running the pass again with fewer atoms belongs here.
             log.exception("the engine failed in a %s", type(work).__name__)
-            report = dispatch.failed_report(work, _blamed(error), self._running)
-            self._forget(work)
-            return Executed(report, self._clock() - began, self._capacity)
-        self._capacity = executed.capacity
-        return executed
-
-    def _forget(self, work: Pass) -> None:
-        if isinstance(work, DecodePass):
-            self._orphans |= self._running
+            report = dispatch.failed_report(work, _blamed(error), self._running[work.weights])
+            if isinstance(work, DecodePass):
+                self._orphans[work.weights] |= self._running[work.weights]
+            return Ran(report, self._clock() - began, None)
+        return Ran(executed.report, executed.seconds, executed.capacity)
 
 
 def _rows(start: RowStart) -> Iterable[RowId]:

@@ -179,7 +179,8 @@ class State:
         if flight is None or flight.id != event.pass_id:
             raise AssertionError(f"pass {event.pass_id} is not running")
         self.flight = None
-        self.residency.report(event.capacity)
+        if event.capacity is not None:
+            self.residency.report(event.capacity)
         self._settle(flight, event)
         if flight.group[1] == "sample":
             self._rows_ended(flight, event)

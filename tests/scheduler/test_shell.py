@@ -691,6 +691,39 @@ async def test_an_engine_that_raises_fails_that_pass_alone(
         await whole.does(lane, operations[kind], target=target)
 
 
+async def test_a_first_pass_that_fails_takes_no_memory_from_samples(tmp_path: Path) -> None:
+    """The engine has said what it has room for when it was loaded, and nothing since."""
+    async with shell(tmp_path) as whole:
+        nowhere = TinkerPath("tinker://nobody:train:0/weights/a")
+        creation = CreateModelFromCheckpoint(BASE, LoraConfig(rank=8), nowhere, False)
+        assert (await whole.fails("s:train:0", creation)).error.status == 404
+        await whole.does("s:sample:0", sample([1]), target=SamplerTarget(BASE))
+
+
+async def test_a_failed_slice_leaves_other_base_models_rows_alone(tmp_path: Path) -> None:
+    """The rows of one decode on while the engine raises for the other."""
+    gate = Gate(DecodePass)
+
+    def broken(work: Pass) -> None:
+        gate(work)
+        if isinstance(work, DecodePass) and work.weights == "fake:other":
+            raise RuntimeError("a bolt fell off")
+
+    engine = FakeEngine([BASE, "other"], vocab_size=64, context_length=64, before=broken)
+    config = SchedulerConfig(decode_steps=1, quantum_seconds=0.0)
+    async with shell(tmp_path, engine, config) as whole:
+        long = sample([1], max_tokens=40, temperature=0.0)
+        good = await whole.send("s:sample:0", long, target=SamplerTarget(BASE))
+        await gate.is_reached()
+        target = SamplerTarget("other")
+        bad = await whole.send("t:sample:0", sample([1]), owner=BOB, target=target)
+        gate.open.set()
+        assert isinstance(await whole.outcome(bad, BOB), Failed)
+        done = await whole.outcome(good)
+        assert isinstance(done, SampleOutput), done
+        assert engine._rows == {}
+
+
 async def test_a_dead_engine_fails_everything_and_takes_nothing_more(tmp_path: Path) -> None:
     gate = Gate(TrainPass)
 
