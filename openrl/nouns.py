@@ -64,9 +64,12 @@ class NounTable:
             file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             file.touch(mode=0o600)
         self.sql = sqlite3.connect(file or ":memory:", isolation_level=None)
-        self.sql.execute("PRAGMA journal_mode = WAL")
-        self.sql.execute("PRAGMA synchronous = NORMAL")
-        self._migrate()
+        try:
+            self.sql.execute("PRAGMA journal_mode = WAL")
+            self.sql.execute("PRAGMA synchronous = NORMAL")
+            self._migrate()
+        except sqlite3.Error as error:
+            raise ServerError(f"the catalogue {file} cannot be opened: {error}") from error
 
     def _migrate(self) -> None:
         (version,) = self.sql.execute("PRAGMA user_version").fetchone()

@@ -166,6 +166,13 @@ def test_the_time_of_the_last_request_reaches_the_file(catalogue: Catalogue, fil
     other.close()
 
 
+def test_a_file_that_is_no_catalogue_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "catalogue.sqlite"
+    file.write_bytes(b"x" * 4096)
+    with pytest.raises(ServerError, match=r"catalogue\.sqlite cannot be opened"):
+        Catalogue(file)
+
+
 def test_a_newer_format_is_refused_and_the_file_is_private(
     catalogue: Catalogue, file: Path
 ) -> None:

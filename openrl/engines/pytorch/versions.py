@@ -66,7 +66,7 @@ class Versions:
     def _load(self, source: AdapterSource) -> _Version:
         if source.path is None:
             raise Gone(
-                "these sampler weights were pinned in memory and have been dropped since: "
+                "these sampler weights are neither in memory nor in a checkpoint any more: "
                 "save the weights for the sampler again"
             )
         version = _Version(self._read(source.path), durable=True)
