@@ -18,23 +18,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.attention import Attend
 from openrl.engines.pytorch.lora import Group, LinearSpec
 from openrl.engines.pytorch.packing import Batch
-from openrl.engines.pytorch.segments import Segment, StackedAdapters, adapted_linear
+from openrl.engines.pytorch.segments import (
+    Cut,
+    Segment,
+    SharedInput,
+    StackedAdapters,
+    adapted_linears,
+)
 from openrl.errors import UserError
 
 TARGETS: dict[str, Group] = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attn"),
     **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp"),
 }
+_SHARES_INPUT = {"k_proj", "v_proj", "up_proj"}
+"""Linears that take the same input as the linear before them."""
 _HEAD_NAME = "model.unembed_tokens"
 _PACKED = "openrl_packed"
 
@@ -46,16 +56,29 @@ class _Wire:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.segments: Sequence[Segment] | StackedAdapters = ()
+        self.stacked: StackedAdapters | None = None
+        self._cut = Cut((), 0)
         self.anchor = torch.zeros(1, device=device, requires_grad=True)
+        self._input: Tensor | None = None
+        self._ready: dict[int, Tensor] = {}  # by linear index, results that wait for their linear
 
     @contextmanager
-    def connect(self, segments: Sequence[Segment] | StackedAdapters) -> Iterator[None]:
-        self.segments = segments
+    def connect(self, segments: Sequence[Segment] | StackedAdapters, rows: int) -> Iterator[None]:
+        if isinstance(segments, StackedAdapters):
+            self.stacked = segments
+        else:
+            self._cut = Cut(segments, rows)
         try:
             yield
         finally:
-            self.segments = ()
+            self.stacked, self._cut, self._input, self._ready = None, Cut((), 0), None, {}
+
+    def product(self, linears: SharedInput, index: int, x: Tensor) -> Tensor:
+        """Of one of the linears; the first to be called with an input computes for all."""
+        if self._input is not x or index not in self._ready:
+            ys = adapted_linears(x.flatten(0, -2), linears, self._cut, self.anchor)
+            self._input, self._ready = x, dict(enumerate(ys, linears.first))
+        return self._ready.pop(index)
 
 
 class AdaptedLinear(nn.Module):
@@ -64,13 +87,17 @@ class AdaptedLinear(nn.Module):
     def __init__(self, linear: nn.Linear, index: int, wire: _Wire) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
+        self.shared: SharedInput
         self._index, self._wire = index, wire
 
     def forward(self, x: Tensor) -> Tensor:
-        wire = self._wire
-        y_TN = adapted_linear(
-            x.flatten(0, -2), self.weight, self.bias, self._index, wire.segments, wire.anchor
-        )
+        stacked = self._wire.stacked
+        if stacked is not None:
+            x_TD = x.flatten(0, -2)
+            y_TN = F.linear(x_TD, self.weight, self.bias)
+            stacked.add_to(y_TN, x_TD, self._index)
+        else:
+            y_TN = self._wire.product(self.shared, self._index, x)
         return y_TN.view(*x.shape[:-1], y_TN.shape[-1])
 
 
@@ -92,13 +119,16 @@ class BaseModel:
         self._head = _head_of(self._model)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.linears = (*_wrap_linears(self.decoder, self._wire), self._head_spec())
+        self.head = SharedInput(
+            self.head_index, (self.head_weight_VD,), (cast("Tensor | None", self._head.bias),)
+        )
         _steady_activations(self.decoder, ACTIVATIONS[activation_name(self.config)]())
         self._model.set_attn_implementation(_PACKED)
 
     def _head_spec(self) -> LinearSpec:
         index = _count_targets(self.decoder)
         out_features, in_features = self._head.weight.shape
-        return LinearSpec(index, _HEAD_NAME, "unembed", in_features, out_features)
+        return LinearSpec(index, _HEAD_NAME, "unembed", in_features, out_features, index)
 
     @property
     def vocab_size(self) -> int:
@@ -126,16 +156,12 @@ class BaseModel:
         return self._head.weight
 
     @property
-    def head_bias_V(self) -> Tensor | None:
-        return cast("Tensor | None", self._head.bias)
-
-    @property
     def head_index(self) -> int:
         return self.linears[-1].index
 
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states [T, D] after the final norm, in the base model's dtype."""
-        with self._wire.connect(batch.segments):
+        with self._wire.connect(batch.segments, batch.token_ids_T.shape[0]):
             out = self.decoder(
                 input_ids=batch.token_ids_T[None],
                 position_ids=batch.position_ids_T[None],
@@ -147,14 +173,12 @@ class BaseModel:
     def logits(self, hidden_TD: Tensor, segments: Sequence[Segment] | StackedAdapters) -> Tensor:
         """fp32 [T, V], soft-capped where the family does so. `segments` count the rows of
         `hidden_TD`, which are at least `MIN_ROWS` when rows must not depend on their company."""
-        logits_TV = adapted_linear(
-            hidden_TD,
-            self.head_weight_VD,
-            self.head_bias_V,
-            self.head_index,
-            segments,
-            self._wire.anchor,
-        )
+        if isinstance(segments, StackedAdapters):
+            logits_TV = F.linear(hidden_TD, self.head_weight_VD, self.head.biases[0])
+            segments.add_to(logits_TV, hidden_TD, self.head_index)
+        else:
+            cut = Cut(segments, hidden_TD.shape[0])
+            (logits_TV,) = adapted_linears(hidden_TD, self.head, cut, self._wire.anchor)
         return self.cap(logits_TV.float())
 
     def cap(self, logits_TV: Tensor) -> Tensor:
@@ -174,16 +198,29 @@ def _count_targets(decoder: nn.Module) -> int:
 
 def _wrap_linears(decoder: nn.Module, wire: _Wire) -> list[LinearSpec]:
     targets = [(n, m) for n, m in decoder.named_modules() if is_target(n, m)]
-    specs = []
+    specs: list[LinearSpec] = []
+    wrapped = []
     for index, (name, module) in enumerate(targets):
         linear = cast(nn.Linear, module)
         parent, leaf = name.rsplit(".", 1)
-        decoder.get_submodule(parent)._modules[leaf] = AdaptedLinear(linear, index, wire)
+        wrapped.append(AdaptedLinear(linear, index, wire))
+        decoder.get_submodule(parent)._modules[leaf] = wrapped[-1]
+        first = specs[-1].first if leaf in _SHARES_INPUT else index
         specs.append(
             LinearSpec(
-                index, f"model.{name}", TARGETS[leaf], linear.in_features, linear.out_features
+                index,
+                f"model.{name}",
+                TARGETS[leaf],
+                linear.in_features,
+                linear.out_features,
+                first,
             )
         )
+    for first, members in groupby(specs, key=lambda spec: spec.first):
+        group = [wrapped[spec.index] for spec in members]
+        shared = SharedInput(first, tuple(m.weight for m in group), tuple(m.bias for m in group))
+        for member in group:
+            member.shared = shared
     return specs
 
 

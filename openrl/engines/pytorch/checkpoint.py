@@ -57,7 +57,7 @@ def write_adapter(adapter: Adapter, directory: Path, base_name: str) -> None:
         if factor is not None:
             a_key, b_key = _keys(linear)
             tensors[a_key] = factor.a_RD.detach().cpu().clone()
-            tensors[b_key] = factor.b_NR.detach().cpu().clone()
+            tensors[b_key] = factor.b_NR.detach().cpu().contiguous()
     _save(tensors, directory / ADAPTER)
     text = json.dumps(_peft_config(adapter, base_name), indent=2, sort_keys=True)
     (directory / CONFIG).write_text(text + "\n", encoding="utf-8")

@@ -20,10 +20,10 @@ from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.lora import Adapter, Factors
 from openrl.engines.pytorch.segments import (
     MIN_ROWS,
+    Cut,
     Segment,
-    adapting,
-    product,
-    product_backward,
+    products,
+    products_backward,
 )
 
 _CHUNK_ELEMENTS = 1 << 24
@@ -139,16 +139,15 @@ class _Head:
         self, base: BaseModel, hidden_CD: Tensor, adapter: Adapter | None, gradient: Factors | None
     ) -> None:
         self._base, self._hidden_CD = base, hidden_CD
-        chunk = Segment(0, hidden_CD.shape[0], adapter, gradient)
-        self._active = adapting((chunk,), base.head_index)
+        rows = hidden_CD.shape[0]
+        self._cut = Cut((Segment(0, rows, adapter, gradient),), rows)
+        self._parts = self._cut.adapting(base.head_index)
         self._lows: list[Tensor] = []
 
     def logits(self) -> Tensor:
         """fp32 [C, V], soft-capped."""
         base = self._base
-        logits_CV, self._lows = product(
-            self._hidden_CD, base.head_weight_VD, base.head_bias_V, base.head_index, self._active
-        )
+        (logits_CV,), self._lows = products(self._hidden_CD, base.head, self._cut, self._parts)
         return base.cap(logits_CV.float())
 
     def backward(
@@ -162,12 +161,12 @@ class _Head:
         grad_CV.scatter_add_(1, targets_CK, slopes_CK)
         if uncapped is not None:
             grad_CV.mul_(uncapped)
-        grad_CD = product_backward(
-            grad_CV.to(self._hidden_CD.dtype),
+        grad_CD = products_backward(
+            (grad_CV.to(self._hidden_CD.dtype),),
             self._hidden_CD,
-            self._base.head_weight_VD,
-            self._base.head_index,
-            self._active,
+            self._base.head,
+            self._cut,
+            self._parts,
             self._lows,
         )
         assert grad_CD is not None
