@@ -69,6 +69,7 @@ class EngineConfig:
     """
 
     kind: Literal["torch", "fake"] = "torch"
+    process: Literal["thread", "child"] = "child"
     device: Device = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Count | None = None
@@ -96,7 +97,8 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the door lets in."""
+    """What the door lets in. `topk_prompt_logprobs` bounds what is asked for at one position of a
+    prompt: the best tokens, alternatives drawn, and tokens to be scored."""
 
     body_bytes: Count = 256 << 20
     datums: Count = 4096
@@ -104,6 +106,7 @@ class Limits:
     id_chars: Count = 255
     metadata_bytes: Count = 64 << 10
     topk_prompt_logprobs: Whole = 128
+    topk_sample_logprobs: Whole = 128
     tensor_elements: Count = 64 << 20
 
 

@@ -184,15 +184,41 @@ class Malformed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """Values [n] at cells of a table `shape` [rows, columns], row by row: all of its cells, or
+    with `crow` int64 [rows + 1] and `col` int64 [n] those of a compressed sparse row layout."""
+
+    values: Array
+    shape: tuple[int, int]
+    crow: IntArray | None = None
+    col: IntArray | None = None
+
+    def rows(self) -> IntArray:
+        """The row of each cell, int64 [n]."""
+        rows, columns = self.shape
+        counts = columns if self.crow is None else np.diff(self.crow)
+        return np.repeat(np.arange(rows, dtype=np.int64), counts)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sample:
     """`prompt` int32 [P]. `seed_i = f(params.seed, i)` for sample i; admission draws a seed
-    when the caller sent none, so that a replay repeats it."""
+    when the caller sent none, so that a replay repeats it.
+
+    Row i of `target_prompt_logprobs` (int64 ids in a table of P - 1 rows; -1 asks for nothing)
+    and of the `prompt_alt_tokens_k` draws stands for prompt position i + 1.
+    `prompt_logprobs_last_n` leaves `prompt_logprobs` and their top k before the last n out.
+    """
 
     prompt: NDArray[np.int32]
     params: SamplingParams
     num_samples: int = 1
     prompt_logprobs: bool = False
     topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: Cells | None = None
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
 
 
 TrainingOperation: TypeAlias = (
@@ -294,15 +320,6 @@ class ModelUnloaded:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampledSequence:
-    """`tokens` int32 [T] ends with the token that completed the stop; `logprobs` float32 [T]."""
-
-    tokens: NDArray[np.int32]
-    logprobs: FloatArray
-    stop_reason: StopReason
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
     """`token_ids` int32 and `logprobs` float32, both [length, k], best first.
     An empty cell is id 0 with -99999.0."""
@@ -312,13 +329,37 @@ class TopLogprobs:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class SampledSequence:
+    """`tokens` int32 [T] ends with the token that completed the stop; `logprobs` float32 [T],
+    of the same distributions as `topk_logprobs`."""
+
+    tokens: NDArray[np.int32]
+    logprobs: FloatArray
+    stop_reason: StopReason
+    topk_logprobs: TopLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AltTokens:
+    """Draws at prompt positions 1, 2, …: `token_ids` int32 and `logprobs` float32 (at temperature
+    1, as all logprobs of prompts), both [P - 1, k]."""
+
+    token_ids: NDArray[np.int32]
+    logprobs: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleOutput:
-    """`prompt_logprobs` float32 [P] at temperature 1, NaN at position 0."""
+    """`prompt_logprobs` float32 [P] at temperature 1, NaN where nothing was scored: at position 0
+    and before the last n that were asked for. `target_prompt_logprobs` float32 has the layout of
+    the request's, 0 for its -1."""
 
     sequences: tuple[SampledSequence, ...]
     prompt_logprobs: FloatArray | None = None
     topk_prompt_logprobs: TopLogprobs | None = None
     prompt_cache_hit_tokens: int = 0
+    target_prompt_logprobs: Cells | None = None
+    prompt_alt_tokens: AltTokens | None = None
 
 
 Result: TypeAlias = (

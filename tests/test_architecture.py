@@ -47,6 +47,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "engines.fake_model",
         "engines.fake_rows",
         "engines.losses",
+        "engines.scores",
         "engines.validation",
         "engines.pytorch",
     ),

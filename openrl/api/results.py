@@ -14,6 +14,7 @@ from openrl.api.codec import Encoding
 from openrl.errors import OpenRLError, ServerError
 from openrl.types import (
     Array,
+    Cells,
     ExternalWeightsSaved,
     ForwardBackwardOutput,
     ModelCreated,
@@ -170,23 +171,47 @@ def _sample(result: SampleOutput, encoding: Encoding) -> Plain:
     scores: Callable[[Array], Any] = _binary if native else _nulls
     table: Callable[[TopLogprobs], Any] = _top_binary if native else _top_listed
     prompt, top = result.prompt_logprobs, result.topk_prompt_logprobs
-    return {
+    answer = {
         "type": "sample",
         "sequences": [_sequence(each, native) for each in result.sequences],
         "prompt_logprobs": None if prompt is None else scores(prompt),
         "topk_prompt_logprobs": None if top is None else table(top),
         "prompt_cache_hit_tokens": result.prompt_cache_hit_tokens,
     }
+    tensor = _binary if native else _listed
+    if (targets := result.target_prompt_logprobs) is not None:
+        answer["target_prompt_logprobs"] = _cells(targets, native)
+    if (alt := result.prompt_alt_tokens) is not None:
+        tables = {"tokens": tensor(alt.token_ids), "logprobs": tensor(alt.logprobs)}
+        answer["prompt_alt_tokens"] = tables
+    return answer
 
 
 def _sequence(sequence: SampledSequence, native: bool) -> Plain:
+    top = sequence.topk_logprobs
+    answer: Plain = {"stop_reason": sequence.stop_reason}
     if native:
-        tokens, logprobs = _binary(sequence.tokens), _binary(sequence.logprobs)
-        return {"stop_reason": sequence.stop_reason, "tokens": tokens, "logprobs": logprobs}
+        answer |= {"tokens": _binary(sequence.tokens), "logprobs": _binary(sequence.logprobs)}
+    else:
+        answer["tokens"] = sequence.tokens.tolist()
+        answer["logprobs"] = _finite_list(sequence.logprobs)
+    if top is not None:
+        answer["topk_logprobs"] = _top_binary(top) if native else _top_listed(top)
+    return answer
+
+
+def _cells(given: Cells, native: bool) -> Plain:
+    """A tensor in the layout that it was asked for in."""
+    if given.crow is None or given.col is None:
+        return (_binary if native else _listed)(given.values.reshape(given.shape))
+    values = given.values.tobytes() if native else _finite_list(given.values)
+    crow, col = (part.tobytes() if native else part.tolist() for part in (given.crow, given.col))
     return {
-        "stop_reason": sequence.stop_reason,
-        "tokens": sequence.tokens.tolist(),
-        "logprobs": _finite_list(sequence.logprobs),
+        "dtype": given.values.dtype.name,
+        "shape": list(given.shape),
+        "data": values,
+        "sparse_crow_indices": crow,
+        "sparse_col_indices": col,
     }
 
 
@@ -214,17 +239,42 @@ def _top_row(ids: list[int], logprobs: list[float]) -> list[tuple[int, float]] |
 def _sample_protobuf(result: SampleOutput) -> bytes:
     message = wire_pb2.SampleResponse(prompt_cache_hit_tokens=result.prompt_cache_hit_tokens)
     for sequence in result.sequences:
-        message.sequences.add(
+        added = message.sequences.add(
             stop_reason=_STOP_REASONS[sequence.stop_reason],
             tokens=sequence.tokens.tobytes(),
             logprobs=sequence.logprobs.tobytes(),
         )
+        if sequence.topk_logprobs is not None:
+            _top_protobuf(sequence.topk_logprobs, added.topk_sampled_logprobs)
     if result.prompt_logprobs is not None:
         message.prompt_logprobs = result.prompt_logprobs.tobytes()
-    if (top := result.topk_prompt_logprobs) is not None:
-        length, k = top.token_ids.shape
-        message.topk_prompt_logprobs.token_ids = top.token_ids.tobytes()
-        message.topk_prompt_logprobs.logprobs = top.logprobs.tobytes()
-        message.topk_prompt_logprobs.length, message.topk_prompt_logprobs.k = length, k
+    if result.topk_prompt_logprobs is not None:
+        _top_protobuf(result.topk_prompt_logprobs, message.topk_prompt_logprobs)
+    if (targets := result.target_prompt_logprobs) is not None:
+        _cells_protobuf(targets, message.target_prompt_logprobs)
+    if (alt := result.prompt_alt_tokens) is not None:
+        _dense_protobuf(alt.token_ids, message.prompt_alt_tokens.tokens)
+        _dense_protobuf(alt.logprobs, message.prompt_alt_tokens.logprobs)
     body: bytes = message.SerializeToString()
     return body
+
+
+def _top_protobuf(top: TopLogprobs, into: wire_pb2.TopkLogprobs) -> None:
+    into.token_ids, into.logprobs = top.token_ids.tobytes(), top.logprobs.tobytes()
+    into.length, into.k = top.token_ids.shape
+
+
+def _dense_protobuf(array: Array, into: wire_pb2.Tensor) -> None:
+    into.dense, into.dtype = array.tobytes(), _PROTO_DTYPES[array.dtype.name]
+    into.shape.extend(array.shape)
+
+
+def _cells_protobuf(given: Cells, into: wire_pb2.Tensor) -> None:
+    if given.crow is None or given.col is None:
+        _dense_protobuf(given.values.reshape(given.shape), into)
+        return
+    into.sparse_csr.values = given.values.tobytes()
+    into.sparse_csr.crow_indices = given.crow.tobytes()
+    into.sparse_csr.col_indices = given.col.tobytes()
+    into.dtype = _PROTO_DTYPES[given.values.dtype.name]
+    into.shape.extend(given.shape)

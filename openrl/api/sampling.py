@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from openrl.api import auth, codec, datums, schema
+from openrl.api import auth, codec, datums, schema, tensors
 from openrl.api.samplers import Samplers, new_seq
 from openrl.api.services import Services
 from openrl.catalogue import Sampler
+from openrl.config import Limits
 from openrl.errors import UserError
 from openrl.types import (
+    Cells,
     RequestId,
     Sample,
     SamplingParams,
@@ -17,16 +19,6 @@ from openrl.types import (
     Stop,
     Work,
 )
-
-UNSUPPORTED = (
-    "topk_sample_logprobs",
-    "target_prompt_logprobs",
-    "prompt_alt_tokens_k",
-    "prompt_logprobs_last_n",
-)
-"""Options that this server does not have: refused when set, never ignored. But
-`record_stability_info` is let through: it changes no answer, and the only loss that would read
-what it records is refused."""
 
 _SEEDS = range(-(2**63), 2**64)
 
@@ -84,7 +76,7 @@ class Sampling:
 
     async def sample(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.Sample)
-        operation = operation_of(body)
+        operation = operation_of(body, self._services.config.limits)
         sampler, seq_id = self._addressed(request, body)
         self._services.live_session(sampler.session_id, sampler.owner)
         work = Work(
@@ -116,12 +108,11 @@ class Sampling:
         return self._services.catalogue.sampler(sampler_id, auth.owner_of(request)), body.seq_id
 
 
-def operation_of(body: schema.Sample) -> Sample:
-    """Raises `UserError` for what this server does not offer; `engines.validation` looks at
-    the values."""
-    for name in UNSUPPORTED:
-        if getattr(body, name):
-            raise UserError(f"{name} is not offered by this server")
+def operation_of(body: schema.Sample, limits: Limits) -> Sample:
+    """Raises `UserError` for what cannot be read; `engines.validation` looks at the values.
+
+    `record_stability_info` changes no answer, and the only loss that would read what it records
+    is refused."""
     try:
         prompt = datums.prompt_tokens(body.prompt)
     except ValueError as problem:
@@ -132,7 +123,29 @@ def operation_of(body: schema.Sample) -> Sample:
         num_samples=body.num_samples,
         prompt_logprobs=bool(body.prompt_logprobs),
         topk_prompt_logprobs=body.topk_prompt_logprobs or 0,
+        topk_sample_logprobs=body.topk_sample_logprobs or 0,
+        target_prompt_logprobs=_targets(body.target_prompt_logprobs, limits),
+        prompt_alt_tokens_k=body.prompt_alt_tokens_k or 0,
+        prompt_logprobs_last_n=body.prompt_logprobs_last_n,
     )
+
+
+def _targets(given: schema.TensorData | None, limits: Limits) -> Cells | None:
+    if given is None:
+        return None
+    if given.dtype != "int64":
+        raise UserError(f"target_prompt_logprobs: token ids are int64, not {given.dtype}")
+    try:
+        return tensors.cells(
+            given.data,
+            given.dtype,
+            given.shape,
+            given.sparse_crow_indices,
+            given.sparse_col_indices,
+            tensors.ElementBudget(limits.tensor_elements),
+        )
+    except ValueError as problem:
+        raise UserError(f"target_prompt_logprobs: {problem}") from problem
 
 
 def _params(given: schema.SamplingParams) -> SamplingParams:

@@ -224,9 +224,6 @@ class SamplingParams(Strict, frozen=True):
 
 
 class Sample(Strict, frozen=True):
-    """The fields from `topk_sample_logprobs` to `prompt_logprobs_last_n` are refused when set:
-    see `sampling.UNSUPPORTED`."""
-
     prompt: ModelInput
     sampling_params: SamplingParams
     num_samples: int = 1
@@ -237,7 +234,7 @@ class Sample(Strict, frozen=True):
     prompt_logprobs: bool | None = None
     topk_prompt_logprobs: int | None = None
     topk_sample_logprobs: int | None = None
-    target_prompt_logprobs: Any = None
+    target_prompt_logprobs: TensorData | None = None
     prompt_alt_tokens_k: int | None = None
     prompt_logprobs_last_n: int | None = None
     record_stability_info: bool | None = None

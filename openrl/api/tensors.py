@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openrl.types import Array
+from openrl.types import Array, Cells
 
 Numbers: TypeAlias = memoryview | bytes | Sequence[int | float]
 
@@ -56,11 +56,42 @@ def tensor(
     if crow is None and col is None:
         budget.spend(values.size)
         return _shaped(values, shape)
+    sparse = _sparse(values, shape, crow, col)
+    rows, columns = sparse.shape
+    budget.spend(rows * columns)
+    dense = np.zeros((rows, columns), dtype=values.dtype)
+    dense[sparse.rows(), sparse.col] = values
+    return dense
+
+
+def cells(
+    data: Numbers,
+    dtype: str,
+    shape: Sequence[int] | None,
+    crow: Numbers | None,
+    col: Numbers | None,
+    budget: ElementBudget,
+) -> Cells:
+    """Of a two-dimensional tensor, in the layout that it came in."""
+    values = numbers(data, dtype)
+    budget.spend(values.size)
+    if crow is not None or col is not None:
+        return _sparse(values, shape, crow, col)
+    if shape is None or len(shape) != 2:
+        raise ValueError("the shape must be [N, K]")
+    rows, columns = _shaped(values, shape).shape
+    return Cells(values, (rows, columns))
+
+
+def _sparse(
+    values: Array, shape: Sequence[int] | None, crow: Numbers | None, col: Numbers | None
+) -> Cells:
     if crow is None or col is None:
         raise ValueError("a sparse tensor needs both its row pointers and its column indices")
     rows, columns = _matrix_shape(shape)
-    budget.spend(rows * columns)
-    return _densified(values, numbers(crow, "int64"), numbers(col, "int64"), rows, columns)
+    pointers, places = numbers(crow, "int64"), numbers(col, "int64")
+    _check_csr(values, pointers, places, rows, columns)
+    return Cells(values, (rows, columns), pointers, places)
 
 
 def numbers(data: Numbers, dtype: str) -> Array:
@@ -133,17 +164,14 @@ def _matrix_shape(shape: Sequence[int] | None) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-def _densified(values: Array, crow: Array, col: Array, rows: int, columns: int) -> Array:
+def _check_csr(values: Array, crow: Array, col: Array, rows: int, columns: int) -> None:
     if crow.size != rows + 1:
         raise ValueError(f"{crow.size} row pointers for {rows} rows: there must be one more")
     if values.size != col.size:
         raise ValueError(f"{values.size} values but {col.size} column indices")
     # The bounds come first: differences of wild 64-bit pointers wrap around.
     inside = crow.min() == crow[0] == 0 and crow.max() == crow[-1] == col.size
-    if not inside or (counts := np.diff(crow)).min(initial=0) < 0:
+    if not inside or np.diff(crow).min(initial=0) < 0:
         raise ValueError("row pointers must rise from 0 to the number of values")
     if col.size and (col.min() < 0 or col.max() >= columns):
         raise ValueError(f"a column index is outside of 0 … {columns - 1}")
-    dense = np.zeros((rows, columns), dtype=values.dtype)
-    dense[np.repeat(np.arange(rows), counts), col] = values
-    return dense

@@ -12,6 +12,7 @@ import numpy as np
 from openrl.config import Limits
 from openrl.engines.base import BaseModelInfo
 from openrl.engines.losses import LOSSES, InputSpec, LossSpec
+from openrl.engines.scores import check_scores
 from openrl.errors import InvalidDatum, UserError
 from openrl.paths import check_name, parse_tinker_path
 from openrl.types import (
@@ -244,11 +245,7 @@ def check_sample(sample: Sample, info: BaseModelInfo, limits: Limits) -> None:
         raise UserError(
             f"num_samples must be from 1 to {limits.num_samples}, got {sample.num_samples}"
         )
-    if not 0 <= sample.topk_prompt_logprobs <= limits.topk_prompt_logprobs:
-        raise UserError(
-            f"topk_prompt_logprobs must be from 0 to {limits.topk_prompt_logprobs}, "
-            f"got {sample.topk_prompt_logprobs}"
-        )
+    check_scores(sample, info.vocab_size, limits)
     _check_sampling_params(sample.params)
     max_new_tokens(sample, info)
 

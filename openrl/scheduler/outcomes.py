@@ -7,6 +7,7 @@ chunks of a request; a metric that some part lacks is left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from openrl.errors import ServerError
 from openrl.scheduler.pending import Pending
@@ -17,7 +18,6 @@ from openrl.types import (
     Outcome,
     Sample,
     SampledSequence,
-    SampleOutput,
 )
 
 
@@ -78,12 +78,7 @@ def _assembled_sample(request: Pending) -> Outcome:
     sequences = _in_order(request.rows)
     if len(sequences) != sample.num_samples or request.prompt is None:
         return _incomplete(request)
-    return SampleOutput(
-        sequences=sequences,
-        prompt_logprobs=request.prompt.prompt_logprobs,
-        topk_prompt_logprobs=request.prompt.topk_prompt_logprobs,
-        prompt_cache_hit_tokens=request.prompt.prompt_cache_hit_tokens,
-    )
+    return replace(request.prompt, sequences=sequences)
 
 
 def _in_order(rows: Mapping[int, SampledSequence | Failed]) -> tuple[SampledSequence, ...]:

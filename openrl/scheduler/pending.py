@@ -84,7 +84,7 @@ def payload_bytes(operation: Operation) -> int:
                 datum.tokens.nbytes + sum(a.nbytes for a in datum.loss_inputs.values())
                 for datum in data
             )
-        case Sample(prompt=prompt):
-            return prompt.nbytes
+        case Sample(prompt=prompt, target_prompt_logprobs=targets):
+            return prompt.nbytes + (0 if targets is None else targets.values.nbytes)
         case _:
             return 0

@@ -7,12 +7,14 @@ from openrl.api import codec, schema
 from openrl.api.codec import Encoding
 from openrl.api.sampling import operation_of
 from openrl.api.training import adam_of
+from openrl.config import Limits
 from openrl.types import AdamParams, Sample, SamplingParams, Stop
 
 
 def sample(params: dict, **given: object) -> Sample:
     body = {"prompt": {"chunks": [{"tokens": [5, 6]}]}, "sampling_params": params} | given
-    return operation_of(codec.parse(msgspec.json.encode(body), Encoding.JSON, schema.Sample))
+    read = codec.parse(msgspec.json.encode(body), Encoding.JSON, schema.Sample)
+    return operation_of(read, Limits())
 
 
 @pytest.mark.parametrize(
@@ -40,10 +42,26 @@ def test_what_is_left_out_is_the_sdks_default() -> None:
 
 def test_everything_is_carried_over() -> None:
     params = {"max_tokens": 9, "seed": 2**63, "temperature": 0.5, "top_k": 4, "top_p": 0.25}
-    asked = sample(params, num_samples=3, prompt_logprobs=True, topk_prompt_logprobs=2)
+    asked = sample(
+        params,
+        num_samples=3,
+        prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        topk_sample_logprobs=3,
+        prompt_alt_tokens_k=4,
+        prompt_logprobs_last_n=1,
+        target_prompt_logprobs={"data": [7, -1], "dtype": "int64", "shape": [1, 2]},
+    )
     assert asked.prompt.tolist() == [5, 6]
     assert asked.params == SamplingParams(9, 2**63, Stop(), 0.5, 4, 0.25)
     assert (asked.num_samples, asked.prompt_logprobs, asked.topk_prompt_logprobs) == (3, True, 2)
+    assert (asked.topk_sample_logprobs, asked.prompt_alt_tokens_k) == (3, 4)
+    assert asked.prompt_logprobs_last_n == 1
+    targets = asked.target_prompt_logprobs
+    assert targets is not None
+    assert targets.shape == (1, 2)
+    assert targets.values.tolist() == [7, -1]
+    assert targets.rows().tolist() == [0, 0]
 
 
 def test_off_is_not_set() -> None:

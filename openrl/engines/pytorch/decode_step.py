@@ -63,7 +63,8 @@ class DecodeStep:
     def _rules(self, rows: Sequence[Row]) -> tuple[DrawRules, NDArray[np.uint64]]:
         params = [row.request.sample.params for row in rows]
         streams_R = np.array([row.stream for row in rows], dtype=np.uint64)
-        return draw_rules(params, self._base.vocab_size, self._base.device), streams_R
+        tops = [row.request.sample.topk_sample_logprobs for row in rows]
+        return draw_rules(params, self._base.vocab_size, self._base.device, tops), streams_R
 
     def _make_plan(self, memory: KVMemory[Row]) -> _Plan:
         rows: list[Row] = []
@@ -102,15 +103,14 @@ class DecodeStep:
         positions_R = np.array([len(row.tokens) for row in rows], dtype=np.int64)
         drawn = draw(logits_RV, rules, uniforms(streams_R, positions_R), raw=self._raw)
         ended = []
-        for row, token, logprob in zip(
-            rows, drawn.tokens_R.tolist(), drawn.logprobs_R.tolist(), strict=True
-        ):
+        values = zip(rows, drawn.tokens_R.tolist(), drawn.logprobs_R.tolist(), strict=True)
+        for number, (row, token, logprob) in enumerate(values):
             if row.filled < row.length:
                 continue  # a row whose memory was taken catches up with its own tokens
             if not np.isfinite(logprob):
                 row.ended = Failed(_not_finite(row))
             else:
-                row.accept(token, logprob)
+                row.accept(token, logprob, drawn.tops.get(number))
             if row.ended is not None:
                 ended.append(row)
         return ended

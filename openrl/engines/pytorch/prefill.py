@@ -62,6 +62,13 @@ class _Piece:
     size: int
 
 
+def _shareable(request: Request) -> tuple[bytes, ...]:
+    """The keys of chunks that need not be computed when they are cached: none after the first
+    token that is to be scored."""
+    first = request.first_scored
+    return request.keys if first is None else request.keys[: first // BLOCK_TOKENS]
+
+
 class Prefill:
     """Runs the jobs in `jobs`, the oldest first, at most `pass_tokens` tokens at a time."""
 
@@ -88,12 +95,11 @@ class Prefill:
 
     def shares_with_running(self, request: Request) -> bool:
         """A running job is about to compute a chunk that this prompt could take from it."""
-        if request.wants_scores:
+        keys = _shareable(request)
+        hits = self._prefixes.hits(keys)
+        if hits == len(keys):
             return False
-        hits = self._prefixes.hits(request.keys)
-        if hits == len(request.keys):
-            return False
-        wanted = request.keys[hits]
+        wanted = keys[hits]
         return any(wanted in job.pending_keys() for job in self.jobs)
 
     def start(self, request: Request, rows: Sequence[Row]) -> bool:
@@ -107,12 +113,11 @@ class Prefill:
             dtype=shape.dtype,
             device=self._memory.device,
         )
-        scores = PromptScores(request.sample) if request.wants_scores else None
+        scores = None if request.first_scored is None else PromptScores(request.sample)
         job = Job(request, list(rows), staged, scores)
-        if scores is None:
-            keys = request.keys[: self._prefixes.hits(request.keys)]
-            self._prefixes.fetch(keys, staged)
-            job.done = job.hit_tokens = len(keys) * BLOCK_TOKENS
+        keys = request.keys[: self._prefixes.hits(_shareable(request))]
+        self._prefixes.fetch(keys, staged)
+        job.done = job.hit_tokens = len(keys) * BLOCK_TOKENS
         self.jobs.append(job)
         return True
 
@@ -186,7 +191,9 @@ class Prefill:
 
     def _score(self, pieces: Sequence[_Piece], hidden_TD: Tensor) -> None:
         for piece in pieces:
+            assert piece.job.scores is not None
+            if piece.offset + piece.size <= piece.job.scores.first:
+                continue
             rows = list(range(piece.start, piece.start + piece.size))
             versions = [piece.job.request.version] * piece.size
-            assert piece.job.scores is not None
             piece.job.scores.add(piece.offset, self._logits(hidden_TD, rows, versions))

@@ -12,7 +12,16 @@ from openrl.engines.base import RowId
 from openrl.engines.pytorch.kvcache import Slot
 from openrl.engines.pytorch.lora import Adapter
 from openrl.engines.pytorch.stops import StopRule, StringWatch
-from openrl.types import Failed, RequestId, Sample, SampledSequence, StopReason, VersionId
+from openrl.engines.scores import first_scored
+from openrl.types import (
+    Failed,
+    RequestId,
+    Sample,
+    SampledSequence,
+    StopReason,
+    TopLogprobs,
+    VersionId,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,9 +42,9 @@ class Request:
         return self.sample.prompt
 
     @property
-    def wants_scores(self) -> bool:
-        wanted = self.sample.prompt_logprobs or self.sample.topk_prompt_logprobs > 0
-        return wanted and not self.scored
+    def first_scored(self) -> int | None:
+        """The first prompt token whose logits are still asked for; None when nothing is."""
+        return None if self.scored else first_scored(self.sample)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +64,7 @@ class Row:
     watch: StringWatch | None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    tops: list[TopLogprobs] = field(default_factory=list)  # [k] for each token, when asked for
     slot: Slot[Row] | None = None
     filled: int = 0
     new_tokens: int = 0
@@ -69,10 +79,12 @@ class Row:
     def next_input(self) -> int:
         return self.tokens[self.filled - len(self.request.prompt)]
 
-    def accept(self, token: int, logprob: float) -> None:
+    def accept(self, token: int, logprob: float, top: TopLogprobs | None = None) -> None:
         """Takes a drawn token, and ends the row when it completes a stop or the length."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if top is not None:
+            self.tops.append(top)
         self.new_tokens += 1
         if token in self.request.rule.ids or (self.watch is not None and self.watch.push(token)):
             self._end("stop")
@@ -84,6 +96,15 @@ class Row:
             np.array(self.tokens, dtype=np.int32),
             np.array(self.logprobs, dtype=np.float32),
             reason,
+            self._top_logprobs(),
+        )
+
+    def _top_logprobs(self) -> TopLogprobs | None:
+        if not self.tops:
+            return None
+        return TopLogprobs(
+            np.stack([top.token_ids for top in self.tops]),
+            np.stack([top.logprobs for top in self.tops]),
         )
 
 

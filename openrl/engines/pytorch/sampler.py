@@ -12,6 +12,7 @@ always gets on.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -213,9 +214,7 @@ class Sampler:
             return
         output = job.scores.output() if job.scores else SampleOutput(())
         job.request.scored = True
-        self._prompts[job.request.id] = SampleOutput(
-            (), output.prompt_logprobs, output.topk_prompt_logprobs, job.hit_tokens
-        )
+        self._prompts[job.request.id] = replace(output, prompt_cache_hit_tokens=job.hit_tokens)
 
     def _close_failed(self) -> None:
         failed, self._seating.failed = self._seating.failed, []

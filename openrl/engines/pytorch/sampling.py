@@ -7,19 +7,21 @@ and position alone, never on its neighbours, its place in the batch or when it a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from openrl.types import SamplingParams
+from openrl.types import SamplingParams, TopLogprobs
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
 _COARSEST_TEMPERATURE = 1e-6  # below it logits / T could overflow fp32; the draw is greedy anyway
+EMPTY_LOGPROB = -99999.0
 _HEAD = 1024  # top-p looks at this many best tokens before it sorts a whole row
 _ELEMENTS = 1 << 23  # rows are worked on in groups of at most this many float64 cells
 
@@ -56,7 +58,8 @@ class DrawRules:
 
     `temperature_R1` float32 holds 1 for greedy rows, whose log-probabilities are reported at
     temperature 1. `cut_rows` are the rows with top-k or top-p; `top_k` int64 and `top_p`
-    float64 are aligned with it.
+    float64 are aligned with it. `tops` are the rows that report their k best tokens, by k: a
+    row's do not depend on what other rows ask for, also among equals.
     """
 
     temperature_R1: Tensor | None
@@ -65,6 +68,7 @@ class DrawRules:
     cut_rows: Tensor | None
     top_k: Tensor | None
     top_p: Tensor | None
+    tops: Mapping[int, Tensor]
 
     def rows(self, start: int, stop: int) -> DrawRules:
         """The rules of a run of rows."""
@@ -79,10 +83,17 @@ class DrawRules:
             None if mine is None or cut is None else cut[mine] - start,
             None if mine is None or self.top_k is None else self.top_k[mine],
             None if mine is None or self.top_p is None else self.top_p[mine],
+            {k: at[(at >= start) & (at < stop)] - start for k, at in self.tops.items()},
         )
 
 
-def draw_rules(params: Sequence[SamplingParams], vocab: int, device: torch.device) -> DrawRules:
+def draw_rules(
+    params: Sequence[SamplingParams],
+    vocab: int,
+    device: torch.device,
+    top_logprobs: Sequence[int] = (),
+) -> DrawRules:
+    """`top_logprobs` says for each row how many of its best tokens are reported."""
     greedy = [p.temperature == 0 for p in params]
     heat = [
         1.0 if p.temperature == 0 else max(p.temperature, _COARSEST_TEMPERATURE) for p in params
@@ -101,6 +112,10 @@ def draw_rules(params: Sequence[SamplingParams], vocab: int, device: torch.devic
         if cut
         else None,
         tensor([params[r].top_p for r in cut], torch.float64) if cut else None,
+        {
+            k: tensor([r for r, wanted in enumerate(top_logprobs) if wanted == k], torch.int64)
+            for k in sorted(set(top_logprobs) - {0})
+        },
     )
 
 
@@ -111,10 +126,12 @@ def _cuts_k(params: SamplingParams, vocab: int) -> bool:
 @dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
     """`tokens_R` int64; `logprobs_R` float32, of the tempered distribution before cuts (or at
-    temperature 1 when asked raw); it is not finite where a row's logits were not."""
+    temperature 1 when asked raw); it is not finite where a row's logits were not. `tops` are the
+    best tokens of that distribution, [k], for the rows that report them."""
 
     tokens_R: Tensor
     logprobs_R: Tensor
+    tops: Mapping[int, TopLogprobs]
 
 
 def draw(logits_RV: Tensor, rules: DrawRules, uniforms_R: Tensor, *, raw: bool = False) -> Drawn:
@@ -125,14 +142,17 @@ def draw(logits_RV: Tensor, rules: DrawRules, uniforms_R: Tensor, *, raw: bool =
     group = max(1, _ELEMENTS // vocab)
     if rows <= group:
         return _draw_group(logits_RV, rules, uniforms_R, raw)
+    starts = range(0, rows, group)
     parts = [
         _draw_group(
             logits_RV[a : a + group], rules.rows(a, a + group), uniforms_R[a : a + group], raw
         )
-        for a in range(0, rows, group)
+        for a in starts
     ]
     return Drawn(
-        torch.cat([part.tokens_R for part in parts]), torch.cat([p.logprobs_R for p in parts])
+        torch.cat([part.tokens_R for part in parts]),
+        torch.cat([part.logprobs_R for part in parts]),
+        {a + r: top for a, part in zip(starts, parts, strict=True) for r, top in part.tops.items()},
     )
 
 
@@ -146,7 +166,20 @@ def _draw_group(logits_RV: Tensor, rules: DrawRules, uniforms_R: Tensor, raw: bo
     reported_RV = logprobs_RV
     if raw and rules.temperature_R1 is not None:
         reported_RV = torch.log_softmax(logits_RV, dim=-1)
-    return Drawn(tokens_R, reported_RV.gather(1, tokens_R[:, None])[:, 0])
+    chosen_R = reported_RV.gather(1, tokens_R[:, None])[:, 0]
+    return Drawn(tokens_R, chosen_R, _best(reported_RV, rules.tops) if rules.tops else {})
+
+
+def _best(logprobs_RV: Tensor, tops: Mapping[int, Tensor]) -> dict[int, TopLogprobs]:
+    """[k] for each row; cells beyond the vocabulary are empty."""
+    found: dict[int, TopLogprobs] = {}
+    for k, rows in tops.items():
+        best = logprobs_RV.index_select(0, rows).topk(min(k, logprobs_RV.shape[1]), dim=-1)
+        ids_NK = F.pad(best.indices, (0, k - best.indices.shape[1]))
+        values_NK = F.pad(best.values, (0, k - best.values.shape[1]), value=EMPTY_LOGPROB)
+        ids, values = ids_NK.cpu().numpy().astype(np.int32), values_NK.cpu().numpy()
+        found |= {r: TopLogprobs(ids[n], values[n]) for n, r in enumerate(rows.tolist())}
+    return found
 
 
 def _choose(logits_RV: Tensor, logprobs_RV: Tensor, rules: DrawRules, uniforms_R: Tensor) -> Tensor:

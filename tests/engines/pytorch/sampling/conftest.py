@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,8 @@ def drive(base_model: Callable[[str], BaseModel]) -> Callable[..., Drive]:
 
 @pytest.fixture
 def start() -> Start:
-    """`start("name", prompt, n=4, max_tokens=8, temperature=…, version=…)`."""
+    """`start("name", prompt, n=4, max_tokens=8, temperature=…, version=…)`; `asked` are the
+    sample's further fields."""
 
     def make(
         name: str,
@@ -113,16 +115,14 @@ def start() -> Start:
         stop: Stop = Stop(eos=False),  # noqa: B008 - frozen
         seed: int | None = 1,
         indexes: tuple[int, ...] | None = None,
-        prompt_logprobs: bool = False,
-        topk_prompt_logprobs: int = 0,
+        asked: Mapping[str, Any] = MappingProxyType({}),
         **params: Any,
     ) -> RowStart:
         sample = Sample(
             np.asarray(prompt, dtype=np.int32),
             SamplingParams(max_tokens=max_tokens, seed=seed, stop=stop, **params),
             num_samples=n,
-            prompt_logprobs=prompt_logprobs,
-            topk_prompt_logprobs=topk_prompt_logprobs,
+            **asked,
         )
         chosen = tuple(range(n)) if indexes is None else indexes
         return RowStart(RequestId(name), sample, version, chosen, max_tokens)

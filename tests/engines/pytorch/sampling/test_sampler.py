@@ -153,7 +153,11 @@ def test_prompt_logprobs(drive: Any, start: Any, prompt: Any, plain_model: Any) 
     p = prompt(6, 75)
     d = drive()
     d.all(start("warm", p))  # its cached prefix must not be used for scores
-    d.all(start("r", p, n=2, prompt_logprobs=True, topk_prompt_logprobs=3, temperature=0.3))
+    d.all(
+        start(
+            "r", p, n=2, asked={"prompt_logprobs": True, "topk_prompt_logprobs": 3}, temperature=0.3
+        )
+    )
     out = d.prompts["r"]
     logprobs_PV = plain_model("qwen3")(torch.tensor([p])).logits[0].log_softmax(-1)
     want = logprobs_PV[:-1].gather(1, torch.tensor(p)[1:, None])[:, 0]
