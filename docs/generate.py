@@ -28,6 +28,8 @@ MEANINGS: Mapping[str, str] = {
     "server.log_level": "The least serious message that is logged.",
     "server.log_format": "Lines for people, or one JSON object a line.",
     "engine.kind": "`fake` computes nothing real: it is for tests of clients and of the wire.",
+    "engine.process": "`child`: the torch engine runs in a process of its own. `thread`: on a "
+    "thread of the server's, where its Python makes answers slower. See [decisions](decisions.md).",
     "engine.device": "`auto` takes CUDA, then MPS, then the CPU.",
     "engine.dtype": "Of the base weights; adapters are always fp32. `auto` fits the device.",
     "engine.threads": "CPU threads; when left out, the physical cores within the container's "

@@ -64,7 +64,8 @@ class ModelSource:
 class EngineConfig:
     """`threads` None picks a count for the machine. Sizes are in tokens and bytes.
 
-    `wait_policy` is OpenMP's: active threads spin while they wait, which on a machine that does
+    `process`: a child has an interpreter of its own, so that the engine's Python never keeps the
+    event loop waiting. `wait_policy` is OpenMP's: active threads spin while they wait, which on a machine that does
     anything else costs several times the speed.
     """
 

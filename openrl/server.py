@@ -8,6 +8,7 @@ polls are answered until the end. A second signal ends the process at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -30,6 +31,7 @@ from openrl.config import Config
 from openrl.data_directory import claim
 from openrl.engines.base import BaseModelInfo, Engine, LoadProgress
 from openrl.engines.fake import FakeEngine
+from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import Futures
 from openrl.housekeeping import housekeeping
@@ -133,6 +135,9 @@ async def _running(
 def _engine(config: Config) -> Engine:
     if config.engine.kind == "fake":
         return FakeEngine([model.name for model in config.models])
+    if config.engine.process == "child":
+        implementation = f"{DeferredTorchEngine.__module__}:{DeferredTorchEngine.__name__}"
+        return ProcessEngine(implementation, config.engine, config.models)
     return DeferredTorchEngine(config.engine, config.models)
 
 
@@ -156,6 +161,7 @@ async def serve(config: Config) -> None:
     _listen_for_signals(stop)
     async with node(config, view.progress) as running:
         view.serving(running.bases, running.address)
+        keep_collections_short()
         try:
             await _first(running.actor.loaded(), stop.wait())
             if not stop.is_set():
@@ -164,6 +170,13 @@ async def serve(config: Config) -> None:
         finally:
             view.close()
         log.info("draining: new work is refused, accepted work is finished")
+
+
+def keep_collections_short() -> None:
+    """Takes what is there for good, modules mostly, out of the garbage collector's sight: a full
+    collection stops the event loop for as long as it looks."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> None:

@@ -46,9 +46,12 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "engines.fake",
         "engines.fake_model",
         "engines.fake_rows",
+        "engines.frames",
         "engines.losses",
+        "engines.process",
         "engines.scores",
         "engines.validation",
+        "engines.worker",
         "engines.pytorch",
     ),
     2: (

@@ -16,6 +16,7 @@ from openrl.api.service import Service
 from openrl.api.services import Services
 from openrl.api.sessions import Sessions
 from openrl.api.training import Training
+from openrl.api.turnstile import Turnstile
 
 SHUTDOWN_SECONDS = 5.0
 """For answers that are being written; whatever waited for work has been answered by then."""
@@ -38,7 +39,11 @@ __all__ = ["Services", "build_app", "build_runner"]
 
 def build_app(services: Services) -> web.Application:
     app = web.Application(
-        middlewares=[middleware.errors, middleware.authentication(services.authenticator)],
+        middlewares=[
+            middleware.errors,
+            Turnstile().middleware,
+            middleware.authentication(services.authenticator),
+        ],
         client_max_size=services.config.limits.body_bytes,
     )
     for group in GROUPS:

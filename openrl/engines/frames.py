@@ -1,23 +1,25 @@
 """The values of `engines.base` as bytes, for an engine in a process of its own.
 
-msgpack, with a number for each class of a fixed table: nothing but these values can come out,
-whatever goes in. Mappings come out as dicts and sequences as tuples, which
-is what the values hold; arrays come out read-only, over the bytes that came in.
+msgpack, with a number for each class of the vocabulary: nothing but these values can come out,
+whatever goes in. Mappings come out as dicts and sequences as tuples, which is what the values
+hold; arrays come out read-only, over the bytes that came in.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path, PurePath
+from types import ModuleType
 from typing import Any, BinaryIO, cast
 
 import msgpack
 import numpy as np
 
-from openrl import config, errors, types
+from openrl import errors, types
+from openrl.config import EngineConfig, ModelSource
 from openrl.engines import base
 from openrl.errors import InvalidDatum, OpenRLError, Overloaded, Unavailable
 
@@ -60,19 +62,18 @@ class Raised:
 
 _ARRAY, _PATH, _ERROR, _ROW, _FIRST_CLASS = 0, 1, 2, 3, 10
 
+
+def _values_of(module: ModuleType) -> Iterator[type]:
+    for kind in vars(module).values():
+        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__:
+            yield kind
+
+
 _VALUES: tuple[type, ...] = (
-    Hello, Call, Returned, Raised,
-    config.EngineConfig, config.ModelSource,
-    base.BaseModelInfo, base.LoadProgress, base.Capacity, base.Executed,
-    base.TrainPass, base.AtomPiece, base.OptimPass, base.OptimPiece, base.ControlPass,
-    base.CreateAdapter, base.DropAdapter, base.SaveAdapter, base.LoadAdapter,
-    base.PinVersion, base.DropVersion,
-    base.DecodePass, base.RowStart, base.AdapterSource,
-    base.TrainReport, base.OptimReport, base.ControlReport, base.DecodeReport, base.RowReport,
-    types.LoraConfig, types.AdamParams, types.Datum, types.Stop, types.SamplingParams,
-    types.Sample, types.ForwardBackwardOutput, types.OptimStepDone, types.SampledSequence,
-    types.TopLogprobs, types.SampleOutput, types.Failed, types.Cells, types.AltTokens,
-)  # fmt: skip
+    *(Hello, Call, Returned, Raised, EngineConfig, ModelSource),
+    *_values_of(base),
+    *_values_of(types),
+)
 _CODES = {kind: code for code, kind in enumerate(_VALUES, start=_FIRST_CLASS)}
 
 

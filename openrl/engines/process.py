@@ -44,7 +44,7 @@ class ProcessEngine:
         return cast(Executed, self._call(Call("execute", work)))
 
     def close(self) -> None:
-        """Also when it has died already, or never lived."""
+        """Also when it has died already, or never lived, and more than once."""
         if self._child is None:
             return
         try:
@@ -53,6 +53,7 @@ class ProcessEngine:
         except (EngineDied, subprocess.TimeoutExpired):
             self._child.kill()
         self._close_pipes()
+        self._child = None
 
     # --- the child ---
 
