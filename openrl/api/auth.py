@@ -61,7 +61,7 @@ def key_of(request: web.Request) -> str:
     if key is None:
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer":
-            raise Unauthenticated("X-API-Key is missing")
+            raise Unauthenticated("X-API-Key is missing: 'tml-' and more, say tml-local")
     return key.strip()
 
 

@@ -60,20 +60,37 @@ def _unexpected(request: web.Request) -> web.Response:
 
 
 def _http_text(request: web.Request, error: web.HTTPException) -> str:
-    match error.status:
-        case 404:
-            return f"no route {request.method} {request.path}"
-        case 413:
+    match error:
+        case web.HTTPNotFound():
+            return _no_route(request)
+        case web.HTTPMethodNotAllowed():
+            methods = ", ".join(sorted(error.allowed_methods))
+            return f"no route {request.method} {request.path}: it takes {methods}"
+        case web.HTTPRequestEntityTooLarge():
             return "the body is larger than this server accepts"
         case _:
             return error.reason
 
 
+def _no_route(request: web.Request) -> str:
+    """Says more to a client whose base URL is wrong, or to a person with a browser."""
+    text = f"no route {request.method} {request.path}"
+    if request.path.startswith("/api/v1/") and "/api/v1/" not in request.path[1:]:
+        return text
+    root = request.url.origin()
+    return f"{text}: this is an OpenRL server, and a client's base URL for it is {root} alone"
+
+
 def authentication(authenticator: auth.Authenticator) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in OPEN_ROUTES and not request.path.startswith(downloads.PREFIX):
+        known = request.match_info.http_exception is None  # else the answer is what is wrong
+        if known and not _open(request.path):
             request[auth.OWNER] = authenticator.owner(auth.key_of(request))
         return await handler(request)
 
     return authenticate
+
+
+def _open(path: str) -> bool:
+    return path in OPEN_ROUTES or path.startswith(downloads.PREFIX)

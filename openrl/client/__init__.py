@@ -3,6 +3,7 @@
 client      a session: create models, open samplers, heartbeats
 model       one training run: ordered, pipelined operations
 sampler     one frozen set of weights to sample from
+address     what is wrong with an address or a key, before anything is sent
 pending     an accepted request whose result is still to come
 transport   HTTP: retries with the same identity, long polls
 codec       msgpack bodies and the values in them

@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrl.client import codec
+from openrl.client.address import check_key, server_root
 from openrl.client.model import Model
 from openrl.client.pending import Pending
 from openrl.client.sampler import Sampler
-from openrl.errors import OpenRLError, UserError
+from openrl.errors import NotFound, OpenRLError, UserError
 
 if TYPE_CHECKING:
     from openrl.client.transport import Transport
@@ -38,7 +39,7 @@ def connect(
     """`async with openrl.connect("http://127.0.0.1:8000", "tml-local") as client: …`
 
     `patience`: seconds for which a server that is away, restarting or failing is tried again
-    before `Unavailable` is raised.
+    before `Unavailable` is raised. Raises `UserError` for an address or a key that cannot be right.
     """
     return Client(url, api_key, patience=patience, tags=tags, user_metadata=user_metadata)
 
@@ -55,7 +56,8 @@ class Client:
         tags: Sequence[str] = (),
         user_metadata: Mapping[str, str] | None = None,
     ) -> None:
-        self.url = url
+        check_key(api_key)
+        self.url = server_root(url)
         self.session_id = ""
         self._api_key = api_key
         self._patience = patience
@@ -73,6 +75,9 @@ class Client:
         try:
             body = {**self._about, "sdk_version": "openrl"}
             self.session_id = await self._ask("create_session", body, _session_id)
+        except NotFound as error:
+            await self._transport.close()
+            raise NotFound(self._transport.elsewhere(error.message)) from error
         except BaseException:
             await self._transport.close()
             raise

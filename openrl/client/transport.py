@@ -1,8 +1,9 @@
 """HTTP: one request may be sent many times, and always under the same identity.
 
 The server knows a request by the ids in its body, so repeating a POST whose answer was lost is
-safe. Connection errors, 408, 429 and 5xx are repeated; any other refusal is final. aiohttp takes
-longer to import than the rest of the client together, so this room is entered on `connect`.
+safe. Connection errors, 408, 429 and 5xx are repeated; any other refusal is final. Until a first
+answer has come, what can only be a wrong address is final too. aiohttp takes longer to import than
+the rest of the client together, so this room is entered on `connect`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import aiohttp
 
 from openrl.client import codec, failures
-from openrl.errors import OpenRLError, Unavailable
+from openrl.errors import NotFound, OpenRLError, Unavailable, UserError
 
 log = logging.getLogger("openrl.client")
 
@@ -42,6 +43,7 @@ class Answer:
 
     status: int
     body: Any
+    content_type: str
     seconds: float
     retry_after: float | None
 
@@ -53,6 +55,12 @@ class Answer:
     def worth_repeating(self) -> bool:
         repeatable = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
         return self.status in repeatable or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+
+    @property
+    def foreign(self) -> bool:
+        """What no node says, nor a proxy whose node is away for a while."""
+        final = not self.worth_repeating or self.status == HTTPStatus.NOT_IMPLEMENTED
+        return final and not isinstance(self.body, Mapping)
 
     @property
     def says_wait(self) -> bool:
@@ -79,6 +87,7 @@ class Transport:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._url = url.rstrip("/")
+        self._known = False  # to be the server that it should be
         self._patience = patience
         self._sleep = sleep
         self._clock = clock
@@ -124,8 +133,10 @@ class Transport:
         pauses = 0
         while True:
             answer = await self._try(route, payload, seconds)
+            self._check_place(answer)
             if isinstance(answer, Answer):
                 if answer.good:
+                    self._known = True
                     return _mapping(answer.body)
                 if not answer.worth_repeating:
                     raise failures.from_status(answer.status, answer.body)
@@ -155,13 +166,35 @@ class Transport:
         ) as response:
             body = _decode(response.content_type, await response.read())
             held = self._clock() - started
-            return Answer(response.status, body, held, _retry_after(response.headers))
+            retry_after = _retry_after(response.headers)
+            return Answer(response.status, body, response.content_type, held, retry_after)
 
     async def _pause(self, route: str, answer: Answer | Exception, pauses: int) -> None:
         asked = answer.retry_after if isinstance(answer, Answer) else None
         seconds = _backoff(pauses) if asked is None else min(asked, LONGEST_RETRY_AFTER)
+        if pauses == 1 and not self._known:
+            log.warning("%s: %s. Is the server running?", self._url, _describe(answer))
         log.info("%s: %s; again in %.1f s", route, _describe(answer), seconds)
         await self._sleep(seconds)
+
+    def _check_place(self, answer: Answer | Exception) -> None:
+        """Raises what no waiting mends, before the first good answer: a proxy in front of a server
+        that is known may answer in its own words."""
+        if self._known:
+            return
+        if isinstance(answer, aiohttp.ClientSSLError):
+            raise UserError(
+                f"{self._url}: {answer}. Without a proxy that does TLS in front of it, a server is "
+                "reached by http://"
+            ) from answer
+        if isinstance(answer, Answer) and answer.foreign:
+            raise NotFound(self.elsewhere(f"HTTP {answer.status}, {answer.content_type}"))
+
+    def elsewhere(self, answered: str) -> str:
+        return (
+            f"{self._url} answers, but not as an OpenRL server ({answered}): is it the address "
+            "that `openrl serve` printed, with nothing after the port?"
+        )
 
     def _gave_up(self, answer: Answer | Exception) -> OpenRLError:
         return Unavailable(

@@ -3,12 +3,13 @@ import logging
 import sqlite3
 
 import pytest
-from aiohttp import web
+from aiohttp import ClientSession, web
 from aiohttp.test_utils import make_mocked_request
 
 from openrl.api import middleware, versions
 from openrl.api.auth import AnyKey
 from openrl.errors import Overloaded, Unauthenticated, Unavailable, UserError
+from openrl.server import Node
 
 
 async def answer_to(error: Exception) -> web.Response:
@@ -51,6 +52,23 @@ async def test_a_full_disk_is_said_to_be_one() -> None:
     response = await answer_to(sqlite3.OperationalError("database or disk is full"))
     assert (response.status, response.headers["Retry-After"]) == (503, "5")
     assert "disk is full" in json.loads(response.body)["detail"]
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing/here", "/api/v1/api/v1/client/config"])
+async def test_a_wrong_base_url_is_said_before_a_key_is_asked_for(path: str, node: Node) -> None:
+    async with ClientSession() as http, http.post(node.address + path, json={}) as answer:
+        assert answer.status == 404
+        detail = (await answer.json())["detail"]
+    assert detail.startswith(f"no route POST {path}: ")
+    assert f"base URL for it is {node.address} alone" in detail
+
+
+async def test_a_wrong_method_says_the_right_one(node: Node) -> None:
+    url = f"{node.address}/api/v1/create_session"
+    async with ClientSession() as http, http.get(url) as answer:
+        assert answer.status == 405
+        detail = (await answer.json())["detail"]
+    assert detail == "no route GET /api/v1/create_session: it takes POST"
 
 
 async def test_long_texts_are_cut() -> None:

@@ -161,6 +161,46 @@ async def test_a_server_that_stays_away_is_given_up_after_the_patience(bad: Repl
     assert 300 < time.now < 330
 
 
+async def test_a_server_that_is_away_at_first_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with against(HANG_UP, HANG_UP, GOOD, HANG_UP, GOOD) as (_, transport, _):
+        for _ in range(2):
+            await transport.submit("create_session", {})
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "Is the server running?" in warning.message
+
+
+PAGE = "<html>It works!</html>"
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 405, 501])
+async def test_another_server_at_the_address_is_said_at_once(status: int) -> None:
+    async with against(Reply(status, PAGE)) as (script, transport, _):
+        with pytest.raises(NotFound, match=rf"not as an OpenRL server \(HTTP {status}"):
+            await transport.submit("create_session", {})
+    assert len(script.seen) == 1
+
+
+@pytest.mark.parametrize("status", [501, 502])
+async def test_a_proxy_of_a_server_that_has_answered_is_waited_for(status: int) -> None:
+    async with against(GOOD, Reply(status, PAGE), GOOD) as (script, transport, _):
+        for _ in range(2):
+            assert await transport.submit("x", {}) == {"request_id": "m:1"}
+    assert len(script.seen) == 3
+
+
+async def test_tls_to_a_server_without_it_says_http() -> None:
+    time = Time()
+    async with TestServer(web.Application()) as server:
+        url = str(server.make_url("/")).replace("http:", "https:")
+        transport = Transport(url, "tml-x", 300.0, time.sleep, time.clock)
+        with pytest.raises(UserError, match="reached by http://"):
+            await transport.submit("create_session", {})
+        await transport.close()
+    assert time.pauses == []
+
+
 async def test_an_overloaded_server_is_waited_for_beyond_the_patience() -> None:
     full = Reply(429, {"detail": "full"}, {"Retry-After": "50"})
     async with against(*[full] * 20, GOOD) as (_, transport, time):
