@@ -1,16 +1,25 @@
-"""Writes docs/configuration.md from openrl/config.py: `python docs/generate.py`.
+"""Writes docs/configuration.md from openrl/config.py, and the table of routes in docs/http.md from
+the routers of openrl/api: `python docs/generate.py`.
 
-A test holds the page to the code, and every key to a line below.
+Tests hold both to the code, every key to a line below, and every route to a line below or a
+docstring.
 """
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
+from aiohttp import web
+
+from openrl.api.app import GROUPS, Services
 from openrl.config import Config, expected, known_keys
 
 PAGE = Path(__file__).parent / "configuration.md"
+HTTP_PAGE = Path(__file__).parent / "http.md"
 
 MEANINGS: Mapping[str, str] = {
     "server.host": "Address to listen at. Anything but loopback should wait for real keys.",
@@ -121,5 +130,95 @@ def _default(key: str) -> str:
     return f"`{value}`" if value != {} else "none"
 
 
+# --- routes -----------------------------------------------------------------------------------
+
+ROUTES: Mapping[str, str] = {
+    "GET /healthz": "The process is alive. Needs no key.",
+    "GET /readyz": "The door is open; how far each model has been loaded, and how many seconds the "
+    "engine has worked. Needs no key.",
+    "POST client/config": "Flags for the SDK, by its version.",
+    "POST client/dynamic_config": "Flags that the SDK asks for again every few minutes.",
+    "GET get_server_capabilities": "The models served, with their context lengths.",
+    "POST telemetry": "Accepted and dropped.",
+    "POST auth/token": "A key for an identity that is good for an hour (`server.issue_jwts`).",
+    "GET auth/apikey/me": "What is known of the caller's key.",
+    "DELETE auth/apikey/me": "Refused: keys are not deleted over HTTP.",
+    "GET audit": "The caller's own log of one UTC day.",
+    "GET billing/usage/events": "Tokens and engine time by the hour; nothing has a price.",
+    "GET billing/usage/checkpoints/current": "What the caller's checkpoints take, by project.",
+    "POST create_session": "Begins a session: every model and sampler belongs to one.",
+    "POST session_heartbeat": "The client is alive. 410 once the session is finished.",
+    "POST sessions/{session_id}/finish": "Ends the session and frees what it holds in memory.",
+    "GET sessions": "The caller's sessions, newest first.",
+    "GET sessions/{session_id}": "Its models and samplers.",
+    "POST sessions/search": "The caller's sessions by name, tag, project and time.",
+    "PUT sessions/{session_id}/project": "Puts a session under a project's name.",
+    "GET sessions/{session_id}/trace_export": "Says that there is no timeline to export.",
+    "POST create_model": "Begins a training run: a fresh LoRA adapter on a base model. *",
+    "POST get_info": "A model's base, rank, architecture and tokenizer.",
+    "POST forward_backward": "Log-probabilities and loss; adds to the gradient. *",
+    "POST forward": "The same without gradients, for SDKs before 0.25. *",
+    "POST optim_step": "One step of AdamW with what has been accumulated. *",
+    "POST save_weights": "A named checkpoint with the optimizer's state. *",
+    "POST save_weights_for_sampler": "A sampler's weights, named or for this session alone. *",
+    "POST save_weights_external": "Weights for use elsewhere, encrypted when asked. *",
+    "POST load_weights": "A checkpoint's weights into a model, or a new model of them. *",
+    "POST unload_model": "Frees a model's memory. *",
+    "POST create_sampling_session": "A sampler of a base model or of a checkpoint.",
+    "POST join_sampling_session": "Numbers for another client of the same sampler.",
+    "GET samplers/{sampler_id}": "What a sampler samples from.",
+    "POST asample": "Samples, with log-probabilities of prompt and answer on request. *",
+    "POST retrieve_future": "A long poll for the result of a request marked *.",
+    "POST cancel_future": "Takes a request back.",
+    "GET training_runs": "The caller's runs; with `access_scope=accessible`, published ones too.",
+    "GET training_runs/{run}": "One run and its last checkpoints.",
+    "GET training_runs/{run}/checkpoints": "All checkpoints of a run.",
+    "DELETE training_runs/{run}/checkpoints/{kind}/{name}": "Deletes a checkpoint.",
+    "PUT training_runs/{run}/checkpoints/{kind}/{name}/ttl": "When it expires; null is never.",
+    "POST training_runs/{run}/checkpoints/{kind}/{name}/publish": "Lets every key read it.",
+    "DELETE training_runs/{run}/checkpoints/{kind}/{name}/publish": "Takes that back.",
+    "GET training_runs/{run}/checkpoints/{kind}/{name}/archive": "A signed link to one file with "
+    "all of it.",
+    "GET training_runs/{run}/checkpoints/{kind}/{name}/external_weights_urls": "Signed links to "
+    "the files of weights for use elsewhere.",
+    "GET checkpoints": "All checkpoints of the caller, newest first.",
+    "POST weights_info": "Base model, rank and coverage of a checkpoint.",
+    "POST copy_weights": "A checkpoint as a run of its own; the files are shared.",
+}
+"""Without `/api/v1/`. A route that is not here is described by its handler's docstring."""
+
+TABLE = re.compile(r"(?<=<!-- routes -->\n).*(?=<!-- end of routes -->)", re.DOTALL)
+
+
+def http_page(text: str) -> str:
+    """The page with its table of routes made anew."""
+    return TABLE.sub(lambda _: routes_table(), text)
+
+
+def routes_table() -> str:
+    rows = (f"| `{method}` | `{path}` | {meaning} |\n" for method, path, meaning in routes())
+    return "".join(["| | route | |\n", "|---|---|---|\n", *rows])
+
+
+def routes() -> Iterator[tuple[str, str, str]]:
+    """Method, path and meaning, in the order in which the groups name them."""
+    for group in GROUPS:
+        for route in group(cast(Services, None)).routes():  # kept, and not used before a request
+            path = re.sub(r"{(\w+):([^}]*)}", r"{\1}", route.path).removeprefix("/api/v1/")
+            if path not in ("healthz", "readyz"):  # the same as those above /api/v1
+                yield route.method, path, ROUTES.get(f"{route.method} {path}") or said_by(route)
+
+
+def said_by(route: web.RouteDef) -> str:
+    """The first sentence of the handler's docstring. Raises `ValueError` without one."""
+    text = " ".join((inspect.getdoc(route.handler) or "").split())
+    if not text:
+        raise ValueError(
+            f"{route.method} {route.path} has neither a line in ROUTES nor a docstring"
+        )
+    return re.split(r"(?<=\.) ", text)[0]
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    HTTP_PAGE.write_text(http_page(HTTP_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

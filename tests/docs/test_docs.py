@@ -31,6 +31,17 @@ def test_the_configuration_page_is_current() -> None:
     assert generate.PAGE.read_text() == generate.page(), "run python docs/generate.py"
 
 
+def test_the_table_of_routes_is_current() -> None:
+    page = generate.HTTP_PAGE.read_text()
+    assert "| `POST` | `create_model` |" in page
+    assert page == generate.http_page(page), "run python docs/generate.py"
+
+
+def test_no_meaning_is_left_of_a_route_that_is_gone() -> None:
+    there = {f"{method} {path}" for method, path, _ in generate.routes()}
+    assert generate.ROUTES.keys() <= there
+
+
 def test_every_setting_has_a_meaning_and_every_meaning_a_setting() -> None:
     assert generate.MEANINGS.keys() == known_keys().keys()
 
