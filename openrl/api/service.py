@@ -28,8 +28,9 @@ class Service:
         return codec.answer(request, {"status": "ok"})
 
     async def readyz(self, request: web.Request) -> web.Response:
-        """200 as soon as the door is open: requests wait for weights, clients need not. The
-        growth of `engine_seconds` over a time is how busy the engine was in it."""
+        """200 as soon as the door is open: requests wait for weights, clients need not. 503 when
+        the engine is lost. The growth of `engine_seconds` over a time is how busy the engine was
+        in it."""
         models = {
             each.name: {
                 "state": each.state,
@@ -40,7 +41,10 @@ class Service:
             for each in self._services.status()
         }
         busy = round(self._services.engine_seconds(), 3)
-        return codec.answer(request, {"status": "ok", "models": models, "engine_seconds": busy})
+        lost = any(each.state == "failed" for each in self._services.status())
+        answer = {"status": "failed" if lost else "ok", "models": models, "engine_seconds": busy}
+        status = web.HTTPServiceUnavailable.status_code if lost else web.HTTPOk.status_code
+        return codec.answer(request, answer, status)
 
     async def client_config(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.ClientConfig)

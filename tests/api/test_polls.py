@@ -22,6 +22,7 @@ from openrl.engines.base import (
     TrainReport,
 )
 from openrl.engines.fake import FakeEngine
+from openrl.errors import EngineDied
 from openrl.types import ForwardBackwardOutput
 
 from .conftest import Http
@@ -214,3 +215,18 @@ async def test_a_sample_that_a_stopping_server_leaves_is_one_to_send_again(tmp_p
         gate.open()
     assert status == 410
     assert (other, answer["category"]) == (200, "server")
+
+
+async def test_a_node_without_its_engine_is_not_ready(tmp_path: Path) -> None:
+    def die(work: Pass) -> None:
+        raise EngineDied("its process was killed")
+
+    engine = FakeEngine([MODEL], before=die)
+    async with serving(tmp_path, engine=engine) as node, aiohttp.ClientSession() as session:
+        http = Http(node.address, session)
+        assert (await http.ask("GET", "readyz"))[0] == 200
+        failed = await http.done("asample", sample(await new_sampler(http), 0))
+        status, ready = await http.ask("GET", "readyz")
+    assert failed["category"] == "server"
+    assert (status, ready["status"]) == (503, "failed")
+    assert "killed" in ready["models"][MODEL]["error"]
