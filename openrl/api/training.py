@@ -9,7 +9,7 @@ import re
 
 from aiohttp import web
 
-from openrl.api import auth, codec, datums, schema
+from openrl.api import auth, codec, datums, neighbours, schema
 from openrl.api.codec import Encoding
 from openrl.api.malformed import or_malformed
 from openrl.api.services import Services
@@ -132,7 +132,7 @@ class Training:
             "model_data": {
                 "arch": info.architecture,
                 "model_name": run.base_model,
-                "tokenizer_id": info.tokenizer_id,
+                "tokenizer_id": neighbours.tokenizer_id(request, info),
             },
             "is_lora": True,
             "lora_rank": run.lora.rank,

@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from openrl import demo
 from openrl.config import ModelSource
 from openrl.engines.base import BaseModelInfo, WeightsKey
 from openrl.errors import UserError
@@ -36,10 +37,18 @@ def read_info(source: ModelSource, max_lora_rank: int) -> BaseModelInfo:
         context_length=int(text.get("max_position_embeddings") or _UNKNOWN_LENGTH),
         vocab_size=_vocab_size(source, text),
         eos_token_ids=_eos_token_ids(directory, text),
-        tokenizer_id=source.name,
+        tokenizer_id=_tokenizer_id(source),
         max_lora_rank=max_lora_rank,
         architecture=_architecture(config),
     )
+
+
+def _tokenizer_id(source: ModelSource) -> str:
+    """The name, which clients resolve by the hub; the demo model is not there, and its directory
+    is. Directories of other models stay untold: their clients may be on another machine."""
+    if source.path is not None and source.path.resolve() == demo.model_directory().resolve():
+        return str(demo.model_directory())
+    return source.name
 
 
 def configuration_directory(source: ModelSource) -> Path:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 
 import pytest
+from transformers import AutoTokenizer
 
+from openrl import demo
 from openrl.config import ModelSource
 from openrl.engines.pytorch.model_files import read_info, weights_directory
 from openrl.errors import UserError
@@ -25,6 +27,11 @@ def test_what_a_directory_says(tmp_path):
     assert (info.context_length, info.vocab_size, info.max_lora_rank) == (64, 11, 32)
     assert info.eos_token_ids == (7, 3)
     assert info.architecture == "XForCausalLM"
+
+
+def test_the_demo_models_tokenizer_is_where_its_files_are():
+    info = read_info(ModelSource(demo.NAME, demo.model_directory()), 8)
+    assert AutoTokenizer.from_pretrained(info.tokenizer_id).vocab_size <= info.vocab_size
 
 
 def test_names_that_lead_to_one_directory_share_weights(tmp_path):
