@@ -65,6 +65,10 @@ class EngineConfig:
     """`threads` None picks a count for the machine. Sizes are in tokens and bytes.
 
     `process`: a child has an interpreter of its own, so that the engine's Python never keeps the
+    event loop waiting. `idle_versions`: how many sets of sampler weights stay in memory while nobody samples from
+    them; further ones are on disk.
+
+    `process`: a child has an interpreter of its own, so that the engine's Python never keeps the
     event loop waiting. `wait_policy` is OpenMP's: active threads spin while they wait, which on a machine that does
     anything else costs several times the speed.
     """
@@ -77,6 +81,7 @@ class EngineConfig:
     wait_policy: Literal["passive", "active"] = "passive"
     max_lora_rank: Count = 256
     kv_cache_bytes: Count = 1 << 30
+    idle_versions: Count = 16
     max_rows: Count = 256
     sampled_logprobs: Literal["tempered", "raw"] = "tempered"
 
@@ -84,7 +89,8 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """`quantum_seconds`: the longest that one pass should hold the engine. `gap_seconds`: how
-    long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut."""
+    long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
+    `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers."""
 
     quantum_seconds: Seconds = 0.25
     gap_seconds: Seconds = 2.0
@@ -93,6 +99,8 @@ class SchedulerConfig:
     decode_steps: Count = 16
     max_queued_samples: Count = 4096
     max_queued_bytes: Count = 1 << 30
+    pinned_versions: Count = 4096
+    pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
 
 

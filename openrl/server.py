@@ -135,10 +135,11 @@ async def _running(
 def _engine(config: Config) -> Engine:
     if config.engine.kind == "fake":
         return FakeEngine([model.name for model in config.models])
+    pages = config.data.absolute() / "idle-versions"
     if config.engine.process == "child":
         implementation = f"{DeferredTorchEngine.__module__}:{DeferredTorchEngine.__name__}"
-        return ProcessEngine(implementation, config.engine, config.models)
-    return DeferredTorchEngine(config.engine, config.models)
+        return ProcessEngine(implementation, config.engine, config.models, pages)
+    return DeferredTorchEngine(config.engine, config.models, pages)
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ SHELL = (
     "models",
     "runner",
 )
-PURE_SHELL = ("dispatch", "outcomes", "pending")
+PURE_SHELL = ("dispatch", "outcomes", "pending", "pins")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
 FLOORS: Mapping[int, tuple[str, ...]] = {

@@ -258,9 +258,10 @@ class OptimReport:
 
 @dataclass(frozen=True, slots=True)
 class ControlReport:
-    """`error` None means done."""
+    """`error` None means done; `size_bytes` is what a pinned version takes."""
 
     error: OpenRLError | None = None
+    size_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -48,6 +48,7 @@ from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
 from openrl.scheduler.outcomes import outcome_of
 from openrl.scheduler.pending import Pending
+from openrl.scheduler.pins import Pins
 from openrl.scheduler.runner import Runner
 from openrl.scheduler.state import State
 from openrl.types import (
@@ -84,7 +85,7 @@ class EngineActor:
     ) -> None:
         """`clock` is monotonic, `now` gives Unix seconds; `on_progress` is called on the engine's
         thread while weights load."""
-        self.models = Models()
+        self.models = Models(Pins(config.pinned_versions, config.pinned_bytes))
         self.backlog = Backlog()
         self._engine = engine
         self._thread = EngineThread()

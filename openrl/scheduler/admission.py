@@ -151,11 +151,9 @@ class Admission:
         if target.version is None:
             return
         if target.path is None:
-            if not self._actor.models.pinned(target.version):
-                raise Gone(
-                    "this sampler's weights were kept in memory only, and have made room for "
-                    "newer ones or went with an earlier process: save weights for a sampler again"
-                )
+            pins = self._actor.models.pins
+            if target.version not in pins:
+                raise Gone(pins.why_gone(target.version))
             return
         checkpoint = self._catalogue.find_checkpoint(target.path)
         if checkpoint is None or checkpoint.version != target.version:

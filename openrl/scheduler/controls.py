@@ -7,6 +7,7 @@ changed. A save is staged, written by the engine, made durable, and only then ha
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -52,6 +53,8 @@ from openrl.types import (
     WeightsSaved,
     Work,
 )
+
+log = logging.getLogger("openrl")
 
 Save: TypeAlias = SaveWeights | SaveWeightsForSampler | SaveWeightsExternal
 
@@ -155,10 +158,15 @@ class Controls:
             raise UserError(f"sampling session {session!r} exists already")
 
     def locate(self, target: SamplerTarget) -> Path | None:
-        """Where a sampler's version can be read from, if anywhere."""
+        """Where a sampler's version can be read from, if anywhere. Without it the engine uses
+        what it has in memory, and says so when it has nothing."""
         if target.path is None:
             return None
-        checkpoint = self._catalogue.find_checkpoint(target.path)
+        try:
+            checkpoint = self._catalogue.find_checkpoint(target.path)
+        except sqlite3.Error as error:
+            log.error("the catalogue cannot be read: %s", error)
+            return None
         if checkpoint is None or checkpoint.version != target.version:
             return None
         return self._store.directory(checkpoint.path, checkpoint.created_at)
@@ -242,10 +250,15 @@ class Controls:
         self._catalogue.add_sampler(
             Sampler(session, order.work.session_id, model.owner, target, self._now())
         )
-        self._models.pin(version, model.model_id)
+        self._models.pins.add(version, model.model_id, model.owner)
         if inflight:
             for earlier in self._models.follow(model.model_id, session):
-                self._catalogue.retarget_sampler(earlier, target)
+                self._retarget(earlier, target)
+
+    def _retarget(self, session: SamplingSessionId, target: SamplerTarget) -> None:
+        if (sampler := self._catalogue.find_sampler(session)) and sampler.target.version:
+            self._models.pins.supersede(sampler.target.version)
+        self._catalogue.retarget_sampler(session, target)
 
 
 def _path_of(model: Model, save: Save) -> TinkerPath:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from openrl.engines.base import BaseModelInfo
 from openrl.errors import NotFound, OpenRLError
-from openrl.types import LoraConfig, ModelId, OwnerId, SamplingSessionId, SessionId, VersionId
+from openrl.scheduler.pins import Pins
+from openrl.types import LoraConfig, ModelId, OwnerId, SamplingSessionId, SessionId
 
 
 @dataclass(slots=True)
@@ -24,10 +25,12 @@ class Model:
 
 
 class Models:
-    def __init__(self) -> None:
+    """`pins` are the versions held in the engine for ephemeral samplers."""
+
+    def __init__(self, pins: Pins) -> None:
+        self.pins = pins
         self._bases: dict[str, BaseModelInfo] = {}
         self._models: dict[str, Model] = {}
-        self._versions: dict[VersionId, ModelId] = {}
         self._inflight: dict[ModelId, list[SamplingSessionId]] = {}
 
     # --- base models ---
@@ -62,21 +65,6 @@ class Models:
 
     def close(self, model_id: str, error: OpenRLError) -> None:
         self._models[model_id].closed = error
-
-    # --- versions held in the engine's memory for ephemeral samplers ---
-
-    def pin(self, version: VersionId, model_id: ModelId) -> None:
-        self._versions[version] = model_id
-
-    def pinned(self, version: VersionId) -> bool:
-        return version in self._versions
-
-    def pins_of(self, model_id: str) -> list[VersionId]:
-        """Oldest first."""
-        return [version for version, model in self._versions.items() if model == model_id]
-
-    def unpin(self, version: VersionId) -> None:
-        del self._versions[version]
 
     # --- samplers that follow their model ---
 

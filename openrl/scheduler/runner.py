@@ -47,13 +47,10 @@ from openrl.scheduler.events import (
     StartTrain,
 )
 from openrl.scheduler.models import Models
-from openrl.types import Failed, ModelId, Result, VersionId
+from openrl.scheduler.pins import Pin
+from openrl.types import Failed, ModelId, OwnerId, Result, VersionId
 
 log = logging.getLogger("openrl")
-
-KEPT_VERSIONS = 16
-"""Versions pinned for ephemeral samplers that stay in memory, for each model. Older ones that
-no request uses are dropped, and their samplers answer `Gone`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,7 +132,8 @@ class Runner:
             seconds, capacity = ran.seconds, ran.capacity
             pending.ended = await self._concluded(start, order, ran)
             if isinstance(order.control, PinVersion):
-                self._unpin_surplus(order.model.model_id)
+                self._weigh(order.control, ran)
+                self._unpin_surplus(order.model.owner)
             await self._drop_unpinned(start)
         part = PartEnded(start.request, not isinstance(pending.ended, Failed))
         return Finished(start.pass_id, seconds, capacity, parts=(part,))
@@ -155,20 +153,23 @@ class Runner:
     def unpin_all(self, model_id: ModelId) -> None:
         """Nobody will sample from the model's versions any more: they go with the next control
         pass."""
-        self._unpin(model_id, self._models.pins_of(model_id))
+        pins = self._models.pins
+        self._unpinned += [(self._weights(pins.forget(v)), v) for v in pins.of(model_id)]
 
-    def _unpin_surplus(self, model_id: ModelId) -> None:
+    def _weigh(self, control: PinVersion, ran: Ran) -> None:
+        assert isinstance(ran.report, ControlReport)
+        self._models.pins.weigh(control.version_id, ran.report.size_bytes)
+
+    def _unpin_surplus(self, owner: OwnerId) -> None:
+        pins = self._models.pins
         used = {p.work.target.version for p in self._backlog if p.work.target is not None}
-        old = self._models.pins_of(model_id)[:-KEPT_VERSIONS]
-        self._unpin(model_id, [version for version in old if version not in used])
+        surplus = pins.surplus(owner, used)
+        self._unpinned += [(self._weights(pins.remove(v)), v) for v in surplus]
 
-    def _unpin(self, model_id: ModelId, versions: Iterable[VersionId]) -> None:
-        model = self._models.find(model_id)
+    def _weights(self, pin: Pin) -> WeightsKey:
+        model = self._models.find(pin.model_id)
         assert model is not None, "a version belongs to a model"
-        weights = self._models.base(model.base_model).weights
-        for version in versions:
-            self._models.unpin(version)
-            self._unpinned.append((weights, version))
+        return self._models.base(model.base_model).weights
 
     async def _drop_unpinned(self, start: StartControl) -> None:
         unpinned, self._unpinned = self._unpinned, []

@@ -5,12 +5,21 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
+import pyrage
 import pytest
 from support.shell import ALICE, BASE, BOB, SECONDS, Shell, datum, sample, shell, training
 
 from openrl.catalogue import Sampler
 from openrl.config import SchedulerConfig
-from openrl.engines.base import DecodePass, OptimPass, Pass, RowId, TrainPass
+from openrl.engines.base import (
+    ControlPass,
+    DecodePass,
+    OptimPass,
+    Pass,
+    RowId,
+    SaveAdapter,
+    TrainPass,
+)
 from openrl.engines.fake import FakeEngine
 from openrl.errors import (
     EngineDied,
@@ -38,6 +47,7 @@ from openrl.types import (
     SamplerWeightsSaved,
     SamplingSessionId,
     SaveWeights,
+    SaveWeightsExternal,
     SaveWeightsForSampler,
     SessionId,
     TinkerPath,
@@ -488,16 +498,37 @@ async def test_a_replaced_checkpoint_is_gone_for_its_samplers(tmp_path: Path) ->
 
 
 async def test_old_pinned_versions_make_room(tmp_path: Path) -> None:
-    async with shell(tmp_path) as whole:
+    config = SchedulerConfig(pinned_versions=16)
+    async with shell(tmp_path, config=config) as whole:
         lane = await whole.model()
         for i in range(20):
             session = SamplingSessionId(f"s:sample:{i}")
             await whole.does(lane, SaveWeightsForSampler(None, session))
         oldest = whole.catalogue.sampler("s:sample:0", ALICE).target
         newest = whole.catalogue.sampler("s:sample:19", ALICE).target
-        with pytest.raises(Gone):
+        with pytest.raises(Gone, match="made room for newer ones: at most 16 "):
             await whole.send("s:sample:0", sample([1]), target=oldest)
         await whole.does("s:sample:19", sample([1]), target=newest)
+
+
+async def test_weights_that_inflight_samplers_left_do_not_stay(tmp_path: Path) -> None:
+    """Twenty saves that followers follow are one version in the end."""
+    async with shell(tmp_path, config=SchedulerConfig(pinned_versions=2)) as whole:
+        lane = await whole.model()
+        await whole.does(lane, SaveWeightsForSampler(None, SamplingSessionId("s:sample:0")))
+        snapshot = whole.catalogue.sampler("s:sample:0", ALICE).target
+        ask = sample([1, 2, 3], n=2, seed=5)
+        before = await whole.does("s:sample:0", ask, target=snapshot)
+        for i in range(1, 20):
+            await whole.step(lane)
+            session = SamplingSessionId(f"s:sample:{i}")
+            await whole.does(lane, SaveWeightsForSampler(None, session, inflight=True))
+        targets = {whole.catalogue.sampler(f"s:sample:{i}", ALICE).target for i in range(1, 20)}
+        (newest,) = targets
+        moved = await whole.does("s:sample:1", ask, target=newest)
+        kept = await whole.does("s:sample:0", ask, target=snapshot)
+    assert _tokens(kept) == _tokens(before)
+    assert not np.array_equal(moved.sequences[0].logprobs, kept.sequences[0].logprobs)
 
 
 # --- sessions that end ---------------------------------------------------------------------
@@ -553,6 +584,42 @@ async def test_what_cannot_be_recorded_is_taken_back(tmp_path: Path) -> None:
         assert whole.store.total_bytes() == 0
         disk.executescript("DROP TRIGGER full;")
         await whole.does(lane, SaveWeights("a"))
+
+
+async def test_a_full_disk_while_encrypting_fails_that_save_alone(tmp_path: Path) -> None:
+    def fill_up(work: Pass) -> None:
+        if isinstance(work, ControlPass) and isinstance(work.control, SaveAdapter):
+            (work.control.directory / "adapter_model.safetensors.age").symlink_to("/dev/full")
+
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64)
+    recipient = str(pyrage.x25519.Identity.generate().to_public())
+    async with shell(tmp_path, engine) as whole:
+        lane = await whole.model()
+        engine._before = fill_up
+        failed = await whole.fails(lane, SaveWeightsExternal("a", (recipient,)))
+        assert "No space left" in failed.error.message
+        assert not list((tmp_path / "checkpoints" / ".staging").iterdir())
+        engine._before = None
+        await whole.does(lane, SaveWeightsExternal("a", (recipient,)))
+
+
+async def test_a_catalogue_that_cannot_be_read_fails_no_pass(tmp_path: Path) -> None:
+    gate, engine = _gated(TrainPass)
+    async with shell(tmp_path, engine) as whole:
+        lane = await whole.model()
+        path = (await whole.does(lane, SaveWeightsForSampler("a", None))).path
+        target = whole.catalogue.checkpoint(path, ALICE).target
+        training_goes_on = await whole.send(lane, training([datum([1], [2])]))
+        await gate.is_reached()
+        sent = await whole.send("s:sample:0", sample([1]), target=target)
+        sqlite3.connect(tmp_path / "catalogue.sqlite").execute("DROP TABLE nouns")
+        whole.catalogue._known.clear()
+        gate.open.set()
+        assert not isinstance(await whole.outcome(training_goes_on), Failed)
+        lost = await whole.outcome(sent)
+        assert isinstance(lost, Failed)
+        assert lost.error.status == 410
+        await whole.does("s:sample:1", sample([1]), target=SamplerTarget(BASE))
 
 
 async def test_an_ephemeral_sampler_needs_a_free_name(tmp_path: Path) -> None:

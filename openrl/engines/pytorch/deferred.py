@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 
 from openrl.config import EngineConfig, ModelSource
 from openrl.engines.base import BaseModelInfo, Capacity, Engine, Executed, LoadProgress, Pass
@@ -17,9 +18,13 @@ from openrl.engines.pytorch.model_files import read_info
 class DeferredTorchEngine:
     """`openrl.engines.base.Engine`."""
 
-    def __init__(self, config: EngineConfig, sources: Sequence[ModelSource]) -> None:
+    def __init__(
+        self, config: EngineConfig, sources: Sequence[ModelSource], pages: Path | None = None
+    ) -> None:
+        """`pages` as in `TorchEngine`."""
         self._config = config
         self._sources = tuple(sources)
+        self._pages = pages
         self._engine: Engine | None = None
 
     def describe(self) -> Sequence[BaseModelInfo]:
@@ -29,7 +34,7 @@ class DeferredTorchEngine:
         for info in self.describe():
             progress(LoadProgress(info.weights, "starting torch", 0.0))
         implementation = import_module("openrl.engines.pytorch.engine")
-        engine: Engine = implementation.TorchEngine(self._config, self._sources)
+        engine: Engine = implementation.TorchEngine(self._config, self._sources, self._pages)
         self._engine = engine
         return engine.load(progress)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import assert_never
 
 import torch
@@ -64,9 +66,13 @@ class _Served:
 class TorchEngine:
     """`openrl.engines.base.Engine` on CPU, CUDA or MPS. `sources` are the models it serves."""
 
-    def __init__(self, config: EngineConfig, sources: Sequence[ModelSource]) -> None:
+    def __init__(
+        self, config: EngineConfig, sources: Sequence[ModelSource], pages: Path | None = None
+    ) -> None:
+        """`pages` is a directory for sampler weights that idle; what is in it is deleted."""
         self._config = config
         self._sources = tuple(sources)
+        self._pages = pages
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
         self._served: dict[WeightsKey, _Served] = {}
@@ -77,6 +83,8 @@ class TorchEngine:
     def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
         """Raises `UserError` for a model that cannot be served."""
         self._settle_torch()
+        if self._pages is not None:
+            shutil.rmtree(self._pages, ignore_errors=True)
         infos = self.describe()
         count = len({info.weights for info in infos})
         for source, info in zip(self._sources, infos, strict=True):
@@ -122,6 +130,8 @@ class TorchEngine:
             read_adapter=partial(
                 read_adapter, linears=base.linears, device=base.device, dtype=base.dtype
             ),
+            pages=self._pages and self._pages / str(len(self._served)),
+            idle_versions=self._config.idle_versions,
             raw_logprobs=self._config.sampled_logprobs == "raw",
         )
         return _Served(base, Trainer(base, info.name), sampler)
@@ -146,14 +156,14 @@ class TorchEngine:
 
     def _control(self, served: _Served, control: Control) -> ControlReport:
         try:
-            self._obey(served, control)
+            return ControlReport(size_bytes=self._obey(served, control) or 0)
         except OpenRLError as error:
             return ControlReport(error)
         except OSError as error:
             return ControlReport(ServerError(f"the checkpoint cannot be written or read: {error}"))
-        return ControlReport()
 
-    def _obey(self, served: _Served, control: Control) -> None:
+    def _obey(self, served: _Served, control: Control) -> int | None:
+        """The size in bytes of a version that was pinned."""
         trainer, sampler = served.trainer, served.sampler
         match control:
             case CreateAdapter():
@@ -165,11 +175,12 @@ class TorchEngine:
             case LoadAdapter():
                 trainer.load(control)
             case PinVersion(model_id, version_id):
-                sampler.pin(version_id, trainer.job(model_id).adapter)
+                return sampler.pin(version_id, trainer.job(model_id).adapter)
             case DropVersion(version_id):
                 sampler.drop_version(version_id)
             case _:
                 assert_never(control)
+        return None
 
     # --- capacity ---------------------------------------------------------------------------
 

@@ -46,13 +46,15 @@ class Sampler:
         eos_token_ids: Sequence[int],
         detokenizer: Detokenizer,
         read_adapter: Callable[[Path], Adapter],
+        pages: Path | None = None,
+        idle_versions: int = 16,
         raw_logprobs: bool = False,
         prefill_tokens: int = 512,
     ) -> None:
         shape = KVShape(base.num_layers, base.num_kv_heads, base.head_dim, base.dtype)
         self._eos = tuple(eos_token_ids)
         self._text = detokenizer
-        self.versions = Versions(read_adapter)
+        self.versions = Versions(read_adapter, pages, idle_versions)
         self.memory: KVMemory[Row] = KVMemory(shape, base.device, kv_cache_bytes)
         self._prefixes = PrefixCache(self.memory)
         self._banks = Banks(base.linears, base.device)
@@ -68,8 +70,9 @@ class Sampler:
 
     # --- versions ---
 
-    def pin(self, version_id: VersionId, adapter: Adapter) -> None:
-        self.versions.pin(version_id, adapter)
+    def pin(self, version_id: VersionId, adapter: Adapter) -> int:
+        """Returns the version's size in bytes."""
+        return self.versions.pin(version_id, adapter)
 
     def drop_version(self, version_id: VersionId) -> None:
         """Rows that run on it may finish."""

@@ -1,0 +1,94 @@
+"""The versions that ephemeral samplers read: whose they are, and which of them make room. Pure.
+
+A version stays as long as its session lives, unless its owner has more of them than the bounds
+allow: then the oldest that no request uses go, and their samplers are told why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from openrl.types import ModelId, OwnerId, VersionId
+
+_REASONS = 16384  # the latest are remembered
+_ELSEWHERE = (
+    "this sampler's weights were kept for the life of its session, and went with an earlier "
+    "process of this server or with the session: save weights for a sampler again"
+)
+
+
+@dataclass(slots=True)
+class Pin:
+    """`superseded`: its samplers have moved on to newer weights."""
+
+    model_id: ModelId
+    owner: OwnerId
+    size_bytes: int = 0
+    superseded: bool = False
+
+
+class Pins:
+    """The bounds are for each owner."""
+
+    def __init__(self, most_versions: int, most_bytes: int) -> None:
+        self._most_versions = most_versions
+        self._most_bytes = most_bytes
+        self._pins: dict[VersionId, Pin] = {}  # oldest first
+        self._reasons: dict[VersionId, str] = {}
+
+    def __contains__(self, version: VersionId) -> bool:
+        return version in self._pins
+
+    def add(self, version: VersionId, model_id: ModelId, owner: OwnerId) -> None:
+        self._pins[version] = Pin(model_id, owner)
+
+    def weigh(self, version: VersionId, size_bytes: int) -> None:
+        """What the engine says that it takes."""
+        if version in self._pins:
+            self._pins[version].size_bytes = size_bytes
+
+    def supersede(self, version: VersionId) -> None:
+        if version in self._pins:
+            self._pins[version].superseded = True
+
+    def of(self, model_id: ModelId) -> list[VersionId]:
+        """Oldest first."""
+        return [version for version, pin in self._pins.items() if pin.model_id == model_id]
+
+    def surplus(self, owner: OwnerId, used: Collection[VersionId | None]) -> list[VersionId]:
+        """What has to go: never one of `used`, nor the owner's newest."""
+        gone = [v for v, pin in self._of_owner(owner) if pin.superseded and v not in used]
+        kept = [(v, pin) for v, pin in self._of_owner(owner) if v not in gone]
+        count, size = len(kept), sum(pin.size_bytes for _, pin in kept)
+        for version, pin in kept[:-1]:
+            if count <= self._most_versions and size <= self._most_bytes:
+                break
+            if version not in used:
+                gone.append(version)
+                count, size = count - 1, size - pin.size_bytes
+        return gone
+
+    def _of_owner(self, owner: OwnerId) -> Iterator[tuple[VersionId, Pin]]:
+        return ((version, pin) for version, pin in self._pins.items() if pin.owner == owner)
+
+    def remove(self, version: VersionId) -> Pin:
+        pin = self._pins.pop(version)
+        self._reasons[version] = self._reason()
+        if len(self._reasons) > _REASONS:
+            del self._reasons[next(iter(self._reasons))]
+        return pin
+
+    def _reason(self) -> str:
+        return (
+            "this sampler's weights have made room for newer ones: at most "
+            f"{self._most_versions} unnamed samplers, of {self._most_bytes} bytes together, are "
+            "kept for you; save weights for a sampler again, under a name to keep them"
+        )
+
+    def forget(self, version: VersionId) -> Pin:
+        """With its session: there is nothing to explain."""
+        return self._pins.pop(version)
+
+    def why_gone(self, version: VersionId) -> str:
+        return self._reasons.get(version, _ELSEWHERE)
