@@ -236,6 +236,7 @@ class EngineActor:
         try:
             finished = await self._runner.run(start)
         except EngineDied as error:
+            log.error("the engine is gone, and nothing runs until a restart: %s", error.message)
             self._lose(error)
             return
         if isinstance(start, StartControl) and (pending := self.backlog.find(start.request)):
