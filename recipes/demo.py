@@ -25,6 +25,9 @@ os.environ.setdefault("TINKER_TELEMETRY", "0")
 os.environ.setdefault("TINKER_API_KEY", "tml-local")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+if __name__ == "__main__":
+    print("importing the tinker SDK, transformers and matplotlib", flush=True)  # takes seconds
+
 import aiohttp
 import tinker
 from demo_view import Job, Meter, View, append_metrics, plot, print_samples, write_samples
