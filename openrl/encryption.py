@@ -21,10 +21,13 @@ def check_recipients(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def encrypt_files(directory: Path, recipients: Sequence[str]) -> None:
-    """Every file of the directory, each under its name with `.age`; what was plain is removed."""
+    """Every file of the directory, each under its name with `.age`; what was plain is removed.
+    Raises `OSError` for what cannot be written."""
     parsed = [_recipient(number, text) for number, text in enumerate(recipients)]
     for file in sorted(directory.iterdir()):
-        pyrage.encrypt_file(str(file), f"{file}{SUFFIX}", parsed)
+        # Not `encrypt_file`: on a full disk that one loses the end of its output without a word.
+        with file.open("rb") as plain, Path(f"{file}{SUFFIX}").open("wb") as sealed:
+            pyrage.encrypt_io(plain, sealed, parsed)
         file.unlink()
 
 

@@ -5,19 +5,16 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
-import pyrage
 import pytest
 from support.shell import ALICE, BASE, BOB, SECONDS, Shell, datum, sample, shell, training
 
 from openrl.catalogue import Sampler
 from openrl.config import SchedulerConfig
 from openrl.engines.base import (
-    ControlPass,
     DecodePass,
     OptimPass,
     Pass,
     RowId,
-    SaveAdapter,
     TrainPass,
 )
 from openrl.engines.fake import FakeEngine
@@ -47,7 +44,6 @@ from openrl.types import (
     SamplerWeightsSaved,
     SamplingSessionId,
     SaveWeights,
-    SaveWeightsExternal,
     SaveWeightsForSampler,
     SessionId,
     TinkerPath,
@@ -584,23 +580,6 @@ async def test_what_cannot_be_recorded_is_taken_back(tmp_path: Path) -> None:
         assert whole.store.total_bytes() == 0
         disk.executescript("DROP TRIGGER full;")
         await whole.does(lane, SaveWeights("a"))
-
-
-async def test_a_full_disk_while_encrypting_fails_that_save_alone(tmp_path: Path) -> None:
-    def fill_up(work: Pass) -> None:
-        if isinstance(work, ControlPass) and isinstance(work.control, SaveAdapter):
-            (work.control.directory / "adapter_model.safetensors.age").symlink_to("/dev/full")
-
-    engine = FakeEngine([BASE], vocab_size=64, context_length=64)
-    recipient = str(pyrage.x25519.Identity.generate().to_public())
-    async with shell(tmp_path, engine) as whole:
-        lane = await whole.model()
-        engine._before = fill_up
-        failed = await whole.fails(lane, SaveWeightsExternal("a", (recipient,)))
-        assert "No space left" in failed.error.message
-        assert not list((tmp_path / "checkpoints" / ".staging").iterdir())
-        engine._before = None
-        await whole.does(lane, SaveWeightsExternal("a", (recipient,)))
 
 
 async def test_a_catalogue_that_cannot_be_read_fails_no_pass(tmp_path: Path) -> None:
