@@ -591,7 +591,8 @@ async def test_a_catalogue_that_cannot_be_read_fails_no_pass(tmp_path: Path) -> 
         training_goes_on = await whole.send(lane, training([datum([1], [2])]))
         await gate.is_reached()
         sent = await whole.send("s:sample:0", sample([1]), target=target)
-        sqlite3.connect(tmp_path / "catalogue.sqlite").execute("DROP TABLE nouns")
+        disk = sqlite3.connect(tmp_path / "catalogue.sqlite")
+        disk.execute("ALTER TABLE nouns RENAME TO away")
         whole.catalogue._known.clear()
         gate.open.set()
         assert not isinstance(await whole.outcome(training_goes_on), Failed)
@@ -599,6 +600,7 @@ async def test_a_catalogue_that_cannot_be_read_fails_no_pass(tmp_path: Path) -> 
         assert isinstance(lost, Failed)
         assert lost.error.status == 410
         await whole.does("s:sample:1", sample([1]), target=SamplerTarget(BASE))
+        disk.execute("ALTER TABLE away RENAME TO nouns")
 
 
 async def test_an_ephemeral_sampler_needs_a_free_name(tmp_path: Path) -> None:
