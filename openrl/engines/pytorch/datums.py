@@ -14,7 +14,7 @@ from openrl.engines.base import AtomPiece
 from openrl.engines.losses import LOSSES, InputSpec, LossSpec
 from openrl.engines.pytorch.attention import Span
 from openrl.engines.pytorch.logprobs import Sweep
-from openrl.engines.pytorch.losses import ratio_metrics
+from openrl.engines.pytorch.metrics import likelihood_metrics, ratio_metrics, token_metrics
 from openrl.errors import InvalidDatum, UserError
 from openrl.types import Array, Datum, ForwardBackwardOutput
 
@@ -22,13 +22,24 @@ from openrl.types import Array, Datum, ForwardBackwardOutput
 @dataclass(frozen=True, slots=True, eq=False)
 class AtomInputs:
     """S rows of all datums end to end, K the most targets of any. `targets_SK` int64; `inputs`
-    fp32 [S, K]. A datum with fewer targets is filled up with targets that no loss counts."""
+    fp32 [S, K], `host` the same as arrays. A datum with fewer targets is filled up with targets
+    that no loss counts."""
 
     spec: LossSpec
     config: Mapping[str, float]
     spans: tuple[Span, ...]
     targets_SK: Tensor
     inputs: Mapping[str, Tensor]
+    host: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AtomNumbers:
+    """What came of an atom, on the host: float32 [S, K]; `clipped_SK` is 1 where a bound cut."""
+
+    logprobs_SK: Array
+    terms_SK: Array
+    clipped_SK: Array | None
 
 
 def atom_inputs(piece: AtomPiece, device: torch.device) -> AtomInputs:
@@ -41,24 +52,40 @@ def atom_inputs(piece: AtomPiece, device: torch.device) -> AtomInputs:
     starts = [0, *ends[:-1]]
     width = max(_width(datum) for datum in piece.data)
 
-    def stack(dtype: DTypeLike, arrays: Iterable[Array]) -> Tensor:
-        rows = [_as_columns(array, width, dtype) for array in arrays]
-        return torch.from_numpy(np.concatenate(rows)).to(device)
+    def stack(dtype: DTypeLike, arrays: Iterable[Array]) -> Array:
+        rows: Array = np.concatenate([_as_columns(array, width, dtype) for array in arrays])
+        return rows
 
     brought = [n for n in spec.inputs if n.dtype == "float32" and _anywhere(piece, n)]
+    targets_SK = stack(np.int64, (d.loss_inputs["target_tokens"] for d in piece.data))
+    host = {n.name: stack(np.float32, _given(piece, n, config)) for n in brought}
     return AtomInputs(
         spec=spec,
         config=config,
         spans=tuple(Span(start, end) for start, end in zip(starts, ends, strict=True)),
-        targets_SK=stack(np.int64, (d.loss_inputs["target_tokens"] for d in piece.data)),
-        inputs={n.name: stack(np.float32, _given(piece, n, config)) for n in brought},
+        targets_SK=torch.from_numpy(targets_SK).to(device),
+        inputs={name: torch.from_numpy(array).to(device) for name, array in host.items()},
+        host=host,
     )
 
 
-def atom_output(piece: AtomPiece, atom: AtomInputs, sweep: Sweep) -> ForwardBackwardOutput:
+def device_numbers(sweep: Sweep) -> Tensor:
+    """All that `host_numbers` takes apart again, in one tensor: fp32 [2 or 3, S, K]."""
+    parts = [sweep.logprobs_SK, sweep.terms.terms]
+    if sweep.terms.clipped is not None:
+        parts.append(sweep.terms.clipped.float())
+    return torch.stack(parts)
+
+
+def host_numbers(numbers: Array, shape: torch.Size) -> AtomNumbers:
+    """`numbers` are the elements of a `device_numbers` of `shape`."""
+    logprobs_SK, terms_SK, *clipped = numbers.reshape(tuple(shape))
+    return AtomNumbers(logprobs_SK, terms_SK, clipped[0] if clipped else None)
+
+
+def atom_output(piece: AtomPiece, atom: AtomInputs, numbers: AtomNumbers) -> ForwardBackwardOutput:
     """Raises `InvalidDatum` for the first datum whose loss or log-probability is not finite."""
-    logprobs_SK = sweep.logprobs_SK.cpu().numpy()
-    terms_SK = sweep.terms.terms.cpu().numpy()
+    logprobs_SK, terms_SK = numbers.logprobs_SK, numbers.terms_SK
     outputs = []
     for offset, (datum, span) in enumerate(zip(piece.data, atom.spans, strict=True)):
         targets = datum.loss_inputs["target_tokens"]
@@ -68,13 +95,14 @@ def atom_output(piece: AtomPiece, atom: AtomInputs, sweep: Sweep) -> ForwardBack
         if piece.loss_fn == "cross_entropy":
             record["elementwise_loss"] = terms_SK[rows].sum(1)
         outputs.append(record)
-    metrics = {
-        "loss:sum": float(terms_SK.sum(dtype=np.float64)),
-        "num_tokens:sum": float(atom.spans[-1].end),
-    }
-    if "advantages" in atom.inputs:
-        metrics |= ratio_metrics(sweep.logprobs_SK, atom.inputs, sweep.terms)
-    return ForwardBackwardOutput(tuple(outputs), metrics)
+    return ForwardBackwardOutput(tuple(outputs), _metrics(atom, numbers))
+
+
+def _metrics(atom: AtomInputs, numbers: AtomNumbers) -> dict[str, float]:
+    found = token_metrics(numbers.terms_SK)
+    if "advantages" in atom.host:
+        return found | ratio_metrics(numbers.logprobs_SK, atom.host, numbers.clipped_SK)
+    return found | likelihood_metrics(numbers.logprobs_SK, atom.host["weights"])
 
 
 def _width(datum: Datum) -> int:

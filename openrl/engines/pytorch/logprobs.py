@@ -3,7 +3,10 @@
 The rows of one atom go through the head in chunks that restart with each atom, so that their
 shapes depend on the atom alone. A chunk's logits become log-probabilities, loss terms and (in
 the same memory) the gradient of the logits, which goes back through the head at once; then the
-next chunk takes the memory. Log-sum-exp is fp32 whatever the base model's dtype.
+next chunk takes the memory. Log-sum-exp is fp32 whatever the base model's dtype, and its
+exponentials are the gradient's.
+
+Nothing here waits for the device: whether the numbers are finite is seen later, once a pass.
 """
 
 from __future__ import annotations
@@ -48,13 +51,20 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Wanted:
+    """Where a sweep puts gradients: the head adapter's are added to `factors`, those of the
+    hidden states are written to `hidden_SD`."""
+
+    factors: Factors
+    hidden_SD: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """fp32 [S, K], and the gradient of the loss by the hidden states [S, D] where asked for."""
+    """fp32 [S, K]."""
 
     logprobs_SK: Tensor
     terms: losses.Terms
-    inputs: Mapping[str, Tensor]
-    grad_hidden_SD: Tensor | None
 
 
 def chunk_rows(vocab_size: int) -> int:
@@ -63,21 +73,18 @@ def chunk_rows(vocab_size: int) -> int:
 
 
 @torch.no_grad()
-def sweep(base: BaseModel, task: Task, gradient: Factors | None) -> Sweep:
-    """With `gradient`: adds the head adapter's gradient to it and forms the hidden states' too.
-
-    A loss of tokens takes one sweep; a loss of sequences takes a second one for its gradient,
+def sweep(base: BaseModel, task: Task, wanted: Wanted | None) -> Sweep:
+    """A loss of tokens takes one sweep; a loss of sequences takes a second one for its gradient,
     since no slope is known before the sequence's last log-probability is.
     """
     token_loss = losses.TOKEN_LOSSES[task.loss]
     if task.loss not in losses.SEQUENCE_LOSSES:
-        return _sweep(base, task, token_loss, task.inputs, gradient)
+        return _sweep(base, task, token_loss, task.inputs, wanted)
     first = _sweep(base, task, None, task.inputs, None)
     inputs = {**task.inputs, "sequence_ratio": _sequence_ratios(task, first.logprobs_SK)}
-    if gradient is not None:
-        return _sweep(base, task, token_loss, inputs, gradient)
-    terms = token_loss(first.logprobs_SK, inputs, task.config)
-    return Sweep(first.logprobs_SK, terms, inputs, None)
+    if wanted is not None:
+        return _sweep(base, task, token_loss, inputs, wanted)
+    return Sweep(first.logprobs_SK, token_loss(first.logprobs_SK, inputs, task.config))
 
 
 def _sequence_ratios(task: Task, logprobs_SK: Tensor) -> Tensor:
@@ -100,24 +107,20 @@ def _sweep(
     task: Task,
     token_loss: losses.TokenLoss | None,
     inputs: Mapping[str, Tensor],
-    gradient: Factors | None,
+    wanted: Wanted | None,
 ) -> Sweep:
     total, step = task.hidden_SD.shape[0], chunk_rows(base.vocab_size)
     logprobs, terms = [], []
-    grad_SD = torch.empty_like(task.hidden_SD) if gradient is not None else None
     for start in range(0, total, step):
-        end = min(start + step, total)
-        head = _Head(base, task.hidden_SD[start:end], task.adapter, gradient)
-        targets_CK = task.targets_SK[start:end]
-        logits_CV = head.logits()
-        lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
-        logprobs.append(logits_CV.gather(1, targets_CK) - lse_C1)
+        rows = slice(start, min(start + step, total))
+        head = _Head(base, task.hidden_SD[rows], task.adapter, wanted)
+        logprobs.append(head.logprobs(task.targets_SK[rows]))
         if token_loss is None:
             continue
-        terms.append(token_loss(logprobs[-1], _rows(inputs, start, end), task.config))
-        if grad_SD is not None:
-            grad_SD[start:end] = head.backward(logits_CV, lse_C1, targets_CK, terms[-1].slopes)
-    return Sweep(torch.cat(logprobs), _joined(terms, logprobs), inputs, grad_SD)
+        terms.append(token_loss(logprobs[-1], _rows(inputs, rows.start, rows.stop), task.config))
+        if wanted is not None:
+            wanted.hidden_SD[rows] = head.backward(task.targets_SK[rows], terms[-1].slopes)
+    return Sweep(torch.cat(logprobs), _joined(terms, logprobs))
 
 
 def _joined(parts: list[losses.Terms], logprobs: list[Tensor]) -> losses.Terms:
@@ -136,31 +139,35 @@ class _Head:
     """The head on one chunk of rows, forward and backward, outside autograd."""
 
     def __init__(
-        self, base: BaseModel, hidden_CD: Tensor, adapter: Adapter | None, gradient: Factors | None
+        self, base: BaseModel, hidden_CD: Tensor, adapter: Adapter | None, wanted: Wanted | None
     ) -> None:
-        self._base, self._hidden_CD = base, hidden_CD
+        self._base, self._hidden_CD, self._wanted = base, hidden_CD, wanted
         rows = hidden_CD.shape[0]
-        self._cut = Cut((Segment(0, rows, adapter, gradient),), rows)
+        factors = None if wanted is None else wanted.factors
+        self._cut = Cut((Segment(0, rows, adapter, factors),), rows)
         self._parts = self._cut.adapting(base.head_index)
-        self._lows: list[Tensor] = []
+        self._uncapped_CV: Tensor | None = None
 
-    def logits(self) -> Tensor:
-        """fp32 [C, V], soft-capped."""
+    def logprobs(self, targets_CK: Tensor) -> Tensor:
+        """fp32 [C, K] of the targets. Keeps exp(logit - peak) and its sum for `backward`."""
         base = self._base
-        (logits_CV,), self._lows = products(self._hidden_CD, base.head, self._cut, self._parts)
-        return base.cap(logits_CV.float())
+        (raw_CV,), self._lows = products(self._hidden_CD, base.head, self._cut, self._parts)
+        logits_CV = base.cap(raw_CV.float())
+        if base.softcap is not None and self._wanted is not None:
+            self._uncapped_CV = 1 - (logits_CV / base.softcap).square_()
+        chosen_CK = logits_CV.gather(1, targets_CK)
+        peak_C1 = logits_CV.amax(1, keepdim=True)
+        self._exp_CV = logits_CV.sub_(peak_C1).exp_()
+        self._sum_C1 = self._exp_CV.sum(1, keepdim=True)
+        return chosen_CK.sub_(peak_C1).sub_(self._sum_C1.log())
 
-    def backward(
-        self, logits_CV: Tensor, lse_C1: Tensor, targets_CK: Tensor, slopes_CK: Tensor
-    ) -> Tensor:
+    def backward(self, targets_CK: Tensor, slopes_CK: Tensor) -> Tensor:
         """Gradient of the rows [C, D], given d(loss)/d(logprob). With p the softmax,
-        d(logprob_k)/d(logit_j) = [j = target_k] - p_j. Uses up `logits_CV`."""
-        softcap = self._base.softcap
-        uncapped = 1 - (logits_CV / softcap).square_() if softcap is not None else None
-        grad_CV = logits_CV.sub_(lse_C1).exp_().mul_(-slopes_CK.sum(1, keepdim=True))
-        grad_CV.scatter_add_(1, targets_CK, slopes_CK)
-        if uncapped is not None:
-            grad_CV.mul_(uncapped)
+        d(logprob_k)/d(logit_j) = [j = target_k] - p_j."""
+        weights_C1 = -slopes_CK.sum(1, keepdim=True) / self._sum_C1
+        grad_CV = self._exp_CV.mul_(weights_C1).scatter_add_(1, targets_CK, slopes_CK)
+        if self._uncapped_CV is not None:
+            grad_CV.mul_(self._uncapped_CV)
         grad_CD = products_backward(
             (grad_CV.to(self._hidden_CD.dtype),),
             self._hidden_CD,

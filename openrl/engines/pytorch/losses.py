@@ -119,23 +119,3 @@ def _clamp(ratio: Tensor, inputs: Inputs, config: Config) -> Tensor:
         high = torch.as_tensor(high, dtype=ratio.dtype, device=ratio.device)
         return ratio.clamp(low, high)
     return ratio.clamp(low, high)
-
-
-def ratio_metrics(logprobs: Tensor, inputs: Inputs, terms: Terms) -> dict[str, float]:
-    """How far the learner is from the sampler, over tokens whose advantage is not zero: the mean
-    ratio, two estimates of KL(sampler, learner) (k1 = q - lp and the unbiased, never negative
-    k3 = r - 1 - log r), the largest gap of a log-probability, the clipped fraction."""
-    active = inputs["advantages"] != 0
-    gap = torch.where(active, logprobs - inputs["logprobs"], 0.0)
-    count = active.sum().clamp(min=1)
-    ratio = gap.exp()
-    means = {
-        "ratio:mean": torch.where(active, ratio, 0.0).sum() / count,
-        "sampler_kl_k1:mean": -gap.sum() / count,
-        "sampler_kl_k3:mean": (ratio - 1 - gap).sum() / count,
-        "sampler_logprob_gap:max": gap.abs().max(),
-    }
-    if terms.clipped is not None:
-        means["clip_fraction:mean"] = (terms.clipped & active).sum() / count
-    values = torch.stack([value.float() for value in means.values()]).tolist()
-    return dict(zip(means, values, strict=True))

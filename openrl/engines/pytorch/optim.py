@@ -1,18 +1,27 @@
-"""AdamW for one adapter: torch's own, on one flat tensor, with the hyper-parameters of each call.
+"""AdamW for many adapters at once: torch's own, each adapter one flat tensor, with the
+hyper-parameters of each call.
 
-A step that would leave weights or moments that are not finite fails and changes nothing.
+A step that would leave weights or moments that are not finite fails and changes nothing. Copies
+for that case are made only when it can happen at all: a few numbers bound what a step can reach
+(see `_Bounds`), and in practice every step stays far below what fp32 holds.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from openrl.errors import UserError
 from openrl.types import AdamParams
+
+_LARGE = 1e36
+"""Bounds below this leave fp32, which ends at 3e38, room for rounding."""
+_SMALL_EPS = 1e-30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,6 +33,34 @@ class Moments:
     step: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """No element of the weights, the first or the second moment is larger than this."""
+
+    weight: float
+    first: float
+    second: float
+
+    @property
+    def safe(self) -> bool:
+        """False for NaN too."""
+        return all(value < _LARGE for value in (self.weight, self.first, self.second))
+
+    def after(self, norm: float, step: int, adam: AdamParams) -> _Bounds:
+        """After step number `step` with a gradient of this norm, which no element exceeds.
+
+        Moments are weighted means of what they were and the gradient; a weight moves by at most
+        lr * m / ((1 - beta1^t) * eps).
+        """
+        first, second = max(self.first, norm), max(self.second, norm * norm)
+        if adam.eps < _SMALL_EPS or norm > _LARGE:
+            return _Bounds(math.inf, first, second)
+        most = first / (adam.eps * (1 - adam.beta1**step))
+        decay = abs(1 - adam.learning_rate * adam.weight_decay)
+        moved = self.weight * decay + max(adam.learning_rate, 1.0) * most
+        return _Bounds(moved, first, second)
+
+
 class AdamW:
     """Owns the moments of `weights`, a flat fp32 tensor that it changes in place.
 
@@ -31,76 +68,125 @@ class AdamW:
     """
 
     def __init__(self, weights: Tensor, moments: Moments | None = None) -> None:
-        self._weights = weights
-        # The fused kernel passes over memory once; every value it needs comes with the step.
-        self._optimizer = torch.optim.AdamW([weights], fused=True)
-        if moments is not None:
-            self._restore(moments)
+        self.weights = weights
+        self.moments = moments
+        self._steps = torch.tensor(float(moments.step if moments else 0), device=weights.device)
+        self.bounds = self.measured()
 
-    @property
-    def moments(self) -> Moments | None:
-        """None before the first step. The tensors are the live ones."""
-        state = self._optimizer.state.get(self._weights)
-        if not state:
-            return None
-        return Moments(state["exp_avg"], state["exp_avg_sq"], int(state["step"]))
+    def measured(self) -> _Bounds:
+        moments = self.moments
+        tensors = [self.weights] if moments is None else [self.weights, *_tensors(moments)]
+        peaks = torch.stack([t.abs().max() for t in tensors]).tolist()
+        return _Bounds(*peaks) if moments else _Bounds(peaks[0], 0.0, 0.0)
+
+    def begin(self) -> Moments:
+        """The moments, zero before the first step."""
+        if self.moments is None:
+            w = self.weights
+            self.moments = Moments(torch.zeros_like(w), torch.zeros_like(w), step=0)
+        return self.moments
 
     def step(self, gradient: Tensor, adam: AdamParams) -> dict[str, float]:
-        """One step on `gradient`, which is left as it is. Returns metrics: the norm of the
-        gradient before clipping and the learning rate.
+        """One step alone; see `step_all`. Raises `UserError`, with nothing changed."""
+        (done,) = step_all([Step(self, gradient, adam)])
+        if isinstance(done, UserError):
+            raise done
+        return done
 
-        `adam` has been checked at the door. Raises `UserError`, with nothing changed, for a
-        gradient that is not finite or a step that does not end in finite numbers.
-        """
-        norm = gradient_norm(gradient)
+    def restore(self, weights: Tensor, moments: Moments | None) -> None:
+        self.weights.copy_(weights)
+        self.moments = moments
+        self._steps.fill_(moments.step if moments else 0)
+
+    @property
+    def steps(self) -> Tensor:
+        """The count of steps as the kernel wants it, which raises it."""
+        return self._steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """`gradient` [size] is left as it is. `adam` has been checked at the door."""
+
+    optimizer: AdamW
+    gradient: Tensor
+    adam: AdamParams
+
+
+def step_all(steps: Sequence[Step]) -> list[dict[str, float] | UserError]:
+    """One step of each optimizer, which are different ones: one kernel call for all that have
+    the same hyper-parameters.
+
+    Returns metrics, the norm of the gradient before clipping and the learning rate, or the
+    reason why nothing of that optimizer was changed: a gradient that is not finite, or a step
+    that does not end in finite numbers.
+    """
+    norms = gradient_norms([step.gradient for step in steps])
+    done: list[dict[str, float] | UserError] = []
+    together: dict[AdamParams, list[Step]] = {}
+    for step, norm in zip(steps, norms, strict=True):
+        done.append({"grad_norm": norm, "learning_rate": step.adam.learning_rate})
         if not math.isfinite(norm):
-            raise UserError("the accumulated gradient is not finite: nothing was changed")
-        clipped = _clip(gradient, norm, adam.grad_clip_norm)
-        before = (self._weights.clone(), self._copy_of_moments())
-        self._apply(clipped, adam)
-        if not self._finite():
-            self._weights.copy_(before[0])
-            self._restore(before[1])
-            raise UserError(
-                f"a step with learning rate {adam.learning_rate:g} and weight decay "
-                f"{adam.weight_decay:g} makes weights that are not finite: nothing was changed"
+            done[-1] = UserError("the accumulated gradient is not finite: nothing was changed")
+            continue
+        clipped = _clipped(step, norm)
+        used = min(norm, step.adam.grad_clip_norm or norm)
+        bounds = step.optimizer.bounds.after(used, _next(step.optimizer), step.adam)
+        if bounds.safe:
+            step.optimizer.bounds = bounds
+            together.setdefault(replace(step.adam, grad_clip_norm=0.0), []).append(clipped)
+        elif not _step_with_care(clipped):
+            done[-1] = UserError(
+                f"a step with learning rate {step.adam.learning_rate:g} and weight decay "
+                f"{step.adam.weight_decay:g} makes weights that are not finite: nothing was changed"
             )
-        return {"grad_norm": norm, "learning_rate": adam.learning_rate}
+    for adam, alike in together.items():
+        _apply(alike, adam)
+    return done
 
-    def _apply(self, gradient: Tensor, adam: AdamParams) -> None:
-        self._optimizer.param_groups[0].update(
-            lr=adam.learning_rate,
-            betas=(adam.beta1, adam.beta2),
-            eps=adam.eps,
-            weight_decay=adam.weight_decay,
-        )
-        self._weights.grad = gradient
-        try:
-            self._optimizer.step()
-        finally:
-            self._weights.grad = None
 
-    def _finite(self) -> bool:
-        moments = self.moments
-        assert moments is not None
-        tensors = (self._weights, moments.exp_avg, moments.exp_avg_sq)
-        return all(all_finite(tensor) for tensor in tensors)
+def _next(optimizer: AdamW) -> int:
+    return 1 + (optimizer.moments.step if optimizer.moments else 0)
 
-    def _copy_of_moments(self) -> Moments | None:
-        moments = self.moments
-        if moments is None:
-            return None
-        return Moments(moments.exp_avg.clone(), moments.exp_avg_sq.clone(), moments.step)
 
-    def _restore(self, moments: Moments | None) -> None:
-        state = self._optimizer.state
-        state.pop(self._weights, None)
-        if moments is not None:
-            state[self._weights] = {
-                "step": torch.tensor(float(moments.step), device=self._weights.device),
-                "exp_avg": moments.exp_avg,
-                "exp_avg_sq": moments.exp_avg_sq,
-            }
+def _step_with_care(step: Step) -> bool:
+    """A step that may overflow; false when it did, and everything is as it was."""
+    optimizer = step.optimizer
+    weights, moments = optimizer.weights.clone(), optimizer.moments
+    if moments is not None:
+        moments = Moments(moments.exp_avg.clone(), moments.exp_avg_sq.clone(), moments.step)
+    _apply([step], step.adam)
+    if all(all_finite(t) for t in (optimizer.weights, *_tensors(optimizer.begin()))):
+        optimizer.bounds = optimizer.measured()
+        return True
+    optimizer.restore(weights, moments)
+    return False
+
+
+def _apply(steps: Sequence[Step], adam: AdamParams) -> None:
+    moments = [step.optimizer.begin() for step in steps]
+    adamw(
+        [step.optimizer.weights for step in steps],
+        [step.gradient for step in steps],
+        [one.exp_avg for one in moments],
+        [one.exp_avg_sq for one in moments],
+        [],
+        [step.optimizer.steps for step in steps],
+        fused=True,  # passes over memory once
+        amsgrad=False,
+        beta1=adam.beta1,
+        beta2=adam.beta2,
+        lr=adam.learning_rate,
+        weight_decay=adam.weight_decay,
+        eps=adam.eps,
+        maximize=False,
+    )
+    for step, before in zip(steps, moments, strict=True):
+        step.optimizer.moments = replace(before, step=before.step + 1)
+
+
+def _tensors(moments: Moments) -> tuple[Tensor, Tensor]:
+    return moments.exp_avg, moments.exp_avg_sq
 
 
 def all_finite(tensor: Tensor) -> bool:
@@ -108,17 +194,27 @@ def all_finite(tensor: Tensor) -> bool:
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
-def gradient_norm(gradient: Tensor) -> float:
-    """The 2-norm; finite whenever all elements and the norm itself are, though squares overflow."""
-    norm = float(torch.linalg.vector_norm(gradient))
-    peak = float(gradient.abs().max()) if not math.isfinite(norm) else 0.0
-    if math.isfinite(peak) and peak > 0:
-        return peak * float(torch.linalg.vector_norm(gradient / peak))
-    return norm
+def gradient_norms(gradients: Sequence[Tensor]) -> list[float]:
+    """The 2-norms, finite whenever they can be: also where squares overflow."""
+    if not gradients:
+        return []
+    norms = torch.stack([torch.linalg.vector_norm(g) for g in gradients]).tolist()
+    return [
+        norm if math.isfinite(norm) and norm > 0 else _scaled_norm(gradient)
+        for norm, gradient in zip(norms, gradients, strict=True)
+    ]
 
 
-def _clip(gradient: Tensor, norm: float, limit: float) -> Tensor:
+def _scaled_norm(gradient: Tensor) -> float:
+    peak = float(gradient.abs().max())
+    if not math.isfinite(peak) or peak == 0:
+        return peak
+    return peak * float(torch.linalg.vector_norm(gradient / peak))
+
+
+def _clipped(step: Step, norm: float) -> Step:
     """As `torch.nn.utils.clip_grad_norm_` does it, into a new tensor; 0 switches it off."""
+    limit = step.adam.grad_clip_norm
     if limit == 0 or limit / (norm + 1e-6) >= 1:
-        return gradient
-    return gradient * (limit / (norm + 1e-6))
+        return step
+    return replace(step, gradient=step.gradient * (limit / (norm + 1e-6)))

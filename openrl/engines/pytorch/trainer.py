@@ -7,7 +7,8 @@ is known to be good.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +20,6 @@ from openrl.engines.base import (
     CreateAdapter,
     LoadAdapter,
     OptimPass,
-    OptimPiece,
     OptimReport,
     SaveAdapter,
     TrainPass,
@@ -27,11 +27,18 @@ from openrl.engines.base import (
 )
 from openrl.engines.pytorch import checkpoint
 from openrl.engines.pytorch.base_model import BaseModel
-from openrl.engines.pytorch.datums import AtomInputs, atom_inputs, atom_output
+from openrl.engines.pytorch.datums import (
+    AtomInputs,
+    AtomNumbers,
+    atom_inputs,
+    atom_output,
+    device_numbers,
+    host_numbers,
+)
 from openrl.engines.pytorch.job import Job
-from openrl.engines.pytorch.logprobs import Task, sweep
+from openrl.engines.pytorch.logprobs import Task, Wanted, sweep
 from openrl.engines.pytorch.lora import Factors, fresh_adapter
-from openrl.engines.pytorch.optim import all_finite
+from openrl.engines.pytorch.optim import Step, step_all
 from openrl.engines.pytorch.packing import lay_out, training_batch
 from openrl.engines.pytorch.segments import Segment
 from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserError
@@ -99,21 +106,32 @@ class Trainer:
     # --- optimizer --------------------------------------------------------------------------
 
     def optimize(self, work: OptimPass) -> OptimReport:
-        return OptimReport(tuple(self._step(piece) for piece in work.pieces))
-
-    def _step(self, piece: OptimPiece) -> OptimStepDone | Failed:
-        try:
-            job = self.job(piece.model_id)
+        """Steps of different models are one kernel call where their settings are equal."""
+        outcomes: dict[int, OptimStepDone | Failed] = {}
+        steps: dict[int, Step] = {}
+        for place, piece in enumerate(work.pieces):
+            try:
+                job = self.job(piece.model_id)
+            except OpenRLError as error:
+                outcomes[place] = Failed(error)
+                continue
             if job.gradient is None:
-                return OptimStepDone({"skipped_no_gradients": 1.0}, job.version)
-            metrics = job.optimizer.step(job.gradient.flat, piece.adam)
-        except OpenRLError as error:
-            return Failed(error)
+                outcomes[place] = OptimStepDone({"skipped_no_gradients": 1.0}, job.version)
+            else:
+                steps[place] = Step(job.optimizer, job.gradient.flat, piece.adam)
+        for place, done in zip(steps, step_all(list(steps.values())), strict=True):
+            outcomes[place] = self._stepped(self.job(work.pieces[place].model_id), done)
+        return OptimReport(tuple(outcomes[place] for place in range(len(work.pieces))))
+
+    @staticmethod
+    def _stepped(job: Job, done: dict[str, float] | UserError) -> OptimStepDone | Failed:
+        if isinstance(done, UserError):
+            return Failed(done)
         job.adapter.refresh()
         job.discard_all_but(set())
         job.clear_gradient()
         job.version += 1
-        return OptimStepDone(metrics, job.version)
+        return OptimStepDone(done, job.version)
 
     # --- adapters ---------------------------------------------------------------------------
 
@@ -187,26 +205,30 @@ class _TrainRun:
         self.atoms(atoms[half:])
 
     def _together(self, atoms: Sequence[_Atom]) -> None:
+        """The host waits for the device once, when everything has been queued. An atom that
+        turns out bad has spoilt nothing but its own rows and its own buffer."""
         training = not atoms[0].piece.forward_only
         rows = lay_out([d.tokens for atom in atoms for d in atom.piece.data], self._base.device)
         segments = _segments(atoms, training)
-        results: list[Outcome] = []
         with torch.set_grad_enabled(training):
             hidden_TD = self._base.hidden(training_batch(rows, segments))
             grad_TD = torch.zeros_like(hidden_TD) if training else None
-            for atom, segment in zip(atoms, segments, strict=True):
-                results.append(self._sweep(atom, segment, hidden_TD.detach(), grad_TD))
+            results = [
+                self._sweep(atom, segment, hidden_TD.detach(), grad_TD)
+                for atom, segment in zip(atoms, segments, strict=True)
+            ]
             if grad_TD is not None and hidden_TD.requires_grad:
                 hidden_TD.backward(grad_TD)
-        for atom, segment, result in zip(atoms, segments, results, strict=True):
-            self._finish(atom, segment.gradient, result)
+        buffers = [segment.gradient for segment in segments]
+        for atom, buffer, numbers in zip(atoms, buffers, _fetch(results, buffers), strict=True):
+            self._finish(atom, buffer, numbers)
 
     def _sweep(
         self, atom: _Atom, segment: Segment, hidden_TD: Tensor, grad_TD: Tensor | None
-    ) -> Outcome:
-        """A failing atom leaves its rows of `grad_TD` zero."""
+    ) -> Tensor:
+        rows = slice(segment.start, segment.end)
         task = Task(
-            hidden_SD=hidden_TD[segment.start : segment.end],
+            hidden_SD=hidden_TD[rows],
             targets_SK=atom.inputs.targets_SK,
             spans=atom.inputs.spans,
             loss=atom.inputs.spec.name,
@@ -214,38 +236,59 @@ class _TrainRun:
             config=atom.inputs.config,
             adapter=atom.job.adapter,
         )
-        done = sweep(self._base, task, segment.gradient)
-        try:
-            output = atom_output(atom.piece, atom.inputs, done)
-        except UserError as error:
-            return Failed(error)
-        if grad_TD is not None and done.grad_hidden_SD is not None:
-            grad_TD[segment.start : segment.end] = done.grad_hidden_SD
-        return output
+        wanted = None
+        if segment.gradient is not None and grad_TD is not None:
+            wanted = Wanted(segment.gradient, grad_TD[rows])
+        return device_numbers(sweep(self._base, task, wanted))
 
-    def _finish(self, atom: _Atom, gradient: Factors | None, result: Outcome) -> None:
+    def _finish(self, atom: _Atom, gradient: Factors | None, numbers: _Numbers) -> None:
         """Books one atom. One that follows a failed atom of its request fails with it."""
         piece, job = atom.piece, atom.job
-        earlier = self._failed.get(piece.request_id)
-        if isinstance(result, Failed) or earlier is not None:
-            error = result.error if isinstance(result, Failed) else earlier
-            assert error is not None
+        try:
+            if (earlier := self._failed.get(piece.request_id)) is not None:
+                raise earlier
+            output = atom_output(piece, atom.inputs, numbers.atom)
+            if gradient is not None and not _finite(gradient, numbers.gradient_sum):
+                first, last = piece.start, piece.start + len(piece.data) - 1
+                raise UserError(f"the gradient of datums {first} to {last} is not finite")
+        except OpenRLError as error:
             self._fail(atom, error)
-        elif gradient is not None and not all_finite(gradient.flat):
-            first, last = piece.start, piece.start + len(piece.data) - 1
-            self._fail(atom, UserError(f"the gradient of datums {first} to {last} is not finite"))
-        else:
-            self.outcomes[atom.place] = result
-            if gradient is not None:
-                job.add_atom(piece.request_id, gradient)
-                if piece.last:
-                    job.commit(piece.request_id)
+            return
+        self.outcomes[atom.place] = output
+        if gradient is not None:
+            job.add_atom(piece.request_id, gradient)
+            if piece.last:
+                job.commit(piece.request_id)
 
     def _fail(self, atom: _Atom, error: OpenRLError) -> None:
         request_id = atom.piece.request_id
         self._failed.setdefault(request_id, error)
         atom.job.discard(request_id)
         self.outcomes[atom.place] = Failed(self._failed[request_id])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Numbers:
+    atom: AtomNumbers
+    gradient_sum: float
+
+
+def _fetch(results: Sequence[Tensor], buffers: Sequence[Factors | None]) -> Iterator[_Numbers]:
+    """Brings to the host, in one transfer, what came of all atoms."""
+    sums = [results[0].new_zeros(()) if buffer is None else buffer.flat.sum() for buffer in buffers]
+    packed = torch.cat([torch.stack(sums), *(result.flatten() for result in results)])
+    numbers = packed.cpu().numpy()
+    start = len(sums)
+    for place, result in enumerate(results):
+        end = start + result.numel()
+        atom = host_numbers(numbers[start:end], result.shape)
+        yield _Numbers(atom, float(numbers[place]))
+        start = end
+
+
+def _finite(gradient: Factors, total: float) -> bool:
+    """A sum is finite only if its terms are; it may overflow though they are."""
+    return math.isfinite(total) or bool(gradient.flat.isfinite().all())
 
 
 def _segments(atoms: Sequence[_Atom], training: bool) -> list[Segment]:

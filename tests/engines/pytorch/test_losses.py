@@ -6,6 +6,7 @@ import torch
 from support.torch_cases import DEFAULTS, RATIO_LOSSES, random_datum, written_out_loss
 
 from openrl.engines.pytorch import losses
+from openrl.engines.pytorch.metrics import likelihood_metrics, ratio_metrics
 
 
 def _tensors(inputs):
@@ -88,15 +89,35 @@ def test_gspo_with_an_empty_mask_has_ratio_one():
 
 def test_ratio_metrics_by_hand():
     inputs = {
-        "logprobs": torch.tensor([0.0, -1.0, -2.0]),
-        "advantages": torch.tensor([0.0, 1.0, 1.0]),
+        "logprobs": np.array([[0.0], [-1.0], [-2.0]], np.float32),
+        "advantages": np.array([[0.0], [1.0], [1.0]], np.float32),
     }
-    lp = torch.tensor([-9.0, -1.0 + np.log(2.0), -2.0])
-    terms = losses.ppo(lp, inputs, DEFAULTS["ppo"])
-    metrics = losses.ratio_metrics(lp, inputs, terms)
-    assert metrics["ratio:mean"] == pytest.approx(1.5)
-    assert metrics["sampler_kl_k1:mean"] == pytest.approx(-np.log(2) / 2)
-    assert metrics["sampler_kl_k3:mean"] == pytest.approx((2 - 1 - np.log(2)) / 2)
-    assert metrics["sampler_logprob_gap:max"] == pytest.approx(np.log(2))
-    assert metrics["clip_fraction:mean"] == pytest.approx(0.5)
-    assert all(name.count(":") == 1 for name in metrics)
+    lp = np.array([[-9.0], [-1.0 + np.log(2.0)], [-2.0]], np.float32)
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    terms = losses.ppo(torch.from_numpy(lp), tensors, DEFAULTS["ppo"])
+    assert terms.clipped is not None
+    found = ratio_metrics(lp, inputs, terms.clipped.numpy())
+    log2 = np.log(2.0)
+    assert found == {
+        "active_tokens:sum": 2.0,
+        "ratio:mean": pytest.approx(1.5),
+        "ratio:max": pytest.approx(2.0),
+        "sampler_kl_k1:mean": pytest.approx(-log2 / 2, rel=1e-6),
+        "sampler_kl_k3:mean": pytest.approx((2 - 1 - log2) / 2, rel=1e-6),
+        "sampler_logprob_gap:max": pytest.approx(log2, rel=1e-6),
+        "entropy_estimate:mean": pytest.approx((3 - log2) / 2, rel=1e-6),
+        "clip_fraction:mean": 0.5,
+    }
+
+
+def test_metrics_of_no_active_token_are_finite():
+    nothing = np.zeros((3, 1), np.float32)
+    found = ratio_metrics(nothing, {"logprobs": nothing, "advantages": nothing}, nothing)
+    assert set(found.values()) == {0.0}
+    assert likelihood_metrics(nothing, nothing) == {"weights:sum": 0.0, "nll:mean": 0.0}
+
+
+def test_likelihood_metrics_by_hand():
+    lp = np.array([[-1.0, -5.0], [-3.0, -2.0]], np.float32)
+    weights = np.array([[2.0, 0.0], [-0.5, 1.0]], np.float32)
+    assert likelihood_metrics(lp, weights) == {"weights:sum": 2.5, "nll:mean": 2.0}
