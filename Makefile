@@ -1,4 +1,4 @@
-# make test, make demo, make check: each makes its own environment first. See CONTRIBUTING.md.
+# make test, demo, check and docs: each makes its own environment first. See CONTRIBUTING.md.
 #
 # TORCH is what pip installs as torch. Linux's ordinary wheel carries CUDA (gigabytes); without an
 # NVIDIA GPU the CPU wheel is far smaller:
@@ -16,7 +16,7 @@ ARGS ?=
 # One thread: torch's threads spin, and tests beside other work then slow to a crawl.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: test check demo proto clean
+.PHONY: test check demo docs proto clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.for-dev
@@ -31,6 +31,10 @@ check: $(VENV)/.for-dev
 demo: $(VENV)/.for-demo
 	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)
 
+# Into build/site. An environment of its own, without torch.
+docs: $(VENV)-docs/bin/mkdocs
+	NO_MKDOCS_2_WARNING=1 $< build --strict
+
 # By a protoc of 2024 in an environment of its own: code of a later one refuses older runtimes.
 proto:
 	$(PYTHON) -m venv build/protoc
@@ -38,7 +42,11 @@ proto:
 	build/protoc/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. openrl/api/wire.proto
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-docs .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+
+NEEDS_PYTHON = @'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+    echo 'OpenRL needs Python 3.11 or later: install one, or name it: make PYTHON=/path/to/python3'; \
+    exit 1; }
 
 # --- the environment: torch as chosen, then everything else as pinned -------------------------
 
@@ -56,5 +64,11 @@ $(VENV)/.torch: $(VENV)/bin/python constraints.txt
 	touch $@
 
 $(VENV)/bin/python:
-	@test -n '$(PYTHON)' || { echo 'OpenRL needs Python 3.11 or later; say make PYTHON=/path/to/python3'; exit 1; }
+	$(NEEDS_PYTHON)
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)-docs/bin/mkdocs: pyproject.toml constraints.txt
+	$(NEEDS_PYTHON)
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install -c constraints.txt -e '.[docs]'
+	touch $@
