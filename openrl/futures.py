@@ -1,22 +1,29 @@
 """Waiting: one entry per accepted request, resolved exactly once, fetched as often as asked.
 
 Entries are kept for a retention time after they resolve, since a client may lose an answer and
-ask again. Times are seconds on the clock that is passed in.
+ask again; answers that are larger together than a bound make room, those first that have been
+handed out. Times are seconds on the clock that is passed in.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+
+import numpy as np
 
 from openrl.errors import NotFound
 from openrl.types import Outcome, OwnerId, RequestId
 
+KEPT_BYTES = 1 << 30
+"""How many bytes of numbers the answers that are kept may hold together."""
+
 
 @dataclass(slots=True)
 class Entry:
-    """`encoded`: an answer by content type, kept between telling its size and handing it out."""
+    """`encoded`: an answer by content type, kept between telling its size and handing it out.
+    `size` counts the bytes of the numbers in `outcome`."""
 
     request_id: RequestId
     owner: OwnerId
@@ -26,12 +33,20 @@ class Entry:
     resolved_at: float | None = None
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     encoded: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+    handed_out: bool = False
 
 
 class Futures:
-    def __init__(self, clock: Callable[[], float], retention_seconds: float) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        retention_seconds: float,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
         self._clock = clock
         self._retention = retention_seconds
+        self._kept_bytes = kept_bytes
         self._entries: dict[RequestId, Entry] = {}
 
     def __len__(self) -> int:
@@ -46,7 +61,9 @@ class Futures:
         """Raises `NotFound` for an unknown id and for another owner's alike."""
         entry = self._entries.get(request_id)
         if entry is None or entry.owner != owner:
-            raise NotFound(f"no request {request_id!r}: it was never made or is past its retention")
+            raise NotFound(
+                f"no request {request_id!r}: it was never made, or its answer is no longer kept"
+            )
         return entry
 
     def known(self, request_id: RequestId) -> bool:
@@ -57,6 +74,7 @@ class Futures:
         if entry.outcome is not None:
             raise AssertionError(f"{request_id} is resolved already")
         entry.outcome = outcome
+        entry.size = _size(outcome)
         entry.resolved_at = self._clock()
         entry.arrived.set()
 
@@ -68,16 +86,47 @@ class Futures:
                     await entry.arrived.wait()
             except TimeoutError:
                 return None
+        entry.handed_out = entry.outcome is not None
         return entry.outcome
 
     def sweep(self) -> int:
-        """Forgets entries that resolved longer than the retention ago; returns how many."""
+        """Forgets what resolved longer than the retention ago, and what is over the bound of
+        bytes; returns how many entries that was."""
         horizon = self._clock() - self._retention
-        old = [e.request_id for e in self._entries.values() if _resolved_before(e, horizon)]
-        for request_id in old:
-            del self._entries[request_id]
-        return len(old)
+        resolved = [entry for entry in self._entries.values() if entry.resolved_at is not None]
+        old = [entry for entry in resolved if _resolved(entry) < horizon]
+        young = [entry for entry in resolved if _resolved(entry) >= horizon]
+        gone = [*old, *self._surplus(young)]
+        for entry in gone:
+            del self._entries[entry.request_id]
+        return len(gone)
+
+    def _surplus(self, resolved: list[Entry]) -> Iterator[Entry]:
+        """The oldest of those that were handed out, and only then of the others."""
+        size = sum(entry.size for entry in resolved)
+        if size <= self._kept_bytes:
+            return
+        for entry in sorted(resolved, key=lambda entry: (not entry.handed_out, _resolved(entry))):
+            if size <= self._kept_bytes:
+                return
+            if entry.size:
+                size -= entry.size
+                yield entry
 
 
-def _resolved_before(entry: Entry, horizon: float) -> bool:
-    return entry.resolved_at is not None and entry.resolved_at < horizon
+def _resolved(entry: Entry) -> float:
+    assert entry.resolved_at is not None
+    return entry.resolved_at
+
+
+def _size(value: object) -> int:
+    """Bytes of all arrays in a frozen value."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(map(_size, value.values()))
+    if isinstance(value, tuple):
+        return sum(map(_size, value))
+    if is_dataclass(value):
+        return sum(_size(getattr(value, each.name)) for each in fields(value))
+    return 0

@@ -2,11 +2,12 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from openrl.errors import NotFound
 from openrl.futures import Futures
-from openrl.types import ModelUnloaded, OwnerId, RequestId
+from openrl.types import ForwardBackwardOutput, ModelUnloaded, OwnerId, RequestId
 
 ALICE, BOB = OwnerId("alice"), OwnerId("bob")
 A, B = RequestId("m:1"), RequestId("m:2")
@@ -42,6 +43,29 @@ async def test_an_outcome_can_be_fetched_again_until_its_retention_ends() -> Non
     clock.now = 110.5
     assert futures.sweep() == 1
     assert not futures.known(A)
+
+
+async def test_large_answers_make_room_those_first_that_were_handed_out() -> None:
+    """The bound is two answers of 400 bytes; pending requests and small answers stay."""
+    clock = Clock()
+    futures = Futures(clock, retention_seconds=1e9, kept_bytes=800)
+    for number in range(6):
+        futures.open(RequestId(f"m:{number}"), ALICE, "ForwardBackward", "m")
+    futures.resolve(RequestId("m:4"), DONE)
+    for number in range(4):
+        clock.now += 1.0
+        logprobs = np.zeros(100, np.float32)
+        output = ForwardBackwardOutput(({"logprobs": logprobs},), {})
+        futures.resolve(RequestId(f"m:{number}"), output)
+    for number in (1, 3):
+        await futures.wait(futures.find(RequestId(f"m:{number}"), ALICE), 0.0)
+    assert futures.sweep() == 2
+    assert [number for number in range(6) if futures.known(RequestId(f"m:{number}"))] == [
+        0,
+        2,
+        4,
+        5,
+    ]
 
 
 def test_another_owners_request_is_not_found() -> None:
