@@ -47,6 +47,8 @@ MEANINGS: Mapping[str, str] = {
     "else on the machine.",
     "engine.max_lora_rank": "The highest rank that `create_model` accepts.",
     "engine.kv_cache_bytes": "Memory for the keys and values of sequences being sampled.",
+    "engine.idle_versions": "Sets of sampler weights that stay in memory while nobody samples "
+    "from them; further ones are on disk.",
     "engine.max_rows": "How many sequences may be sampled at once.",
     "engine.sampled_logprobs": "`tempered`: at the request's temperature. `raw`: at temperature 1 "
     "always. See [sampling](sampling.md).",
@@ -58,6 +60,8 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.decode_steps": "The most tokens of each sequence in one decode slice.",
     "scheduler.max_queued_samples": "Samples that one owner may have waiting; over it, 429.",
     "scheduler.max_queued_bytes": "Bytes that one owner may have waiting; over it, 429.",
+    "scheduler.pinned_versions": "Unnamed samplers that are kept for one owner; the oldest go first.",
+    "scheduler.pinned_bytes": "Bytes of unnamed samplers that are kept for one owner.",
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
     "limits.body_bytes": "The largest body of a request, decompressed.",
     "limits.datums": "Datums in one request.",
@@ -65,6 +69,7 @@ MEANINGS: Mapping[str, str] = {
     "limits.id_chars": "Characters of an id.",
     "limits.metadata_bytes": "The size of `user_metadata`.",
     "limits.topk_prompt_logprobs": "The highest k.",
+    "limits.topk_sample_logprobs": "The highest k, for sampled tokens.",
     "limits.tensor_elements": "Elements of all tensors of one request, once dense.",
 }
 
@@ -184,6 +189,9 @@ ROUTES: Mapping[str, str] = {
     "GET checkpoints": "All checkpoints of the caller, newest first.",
     "POST weights_info": "Base model, rank and coverage of a checkpoint.",
     "POST copy_weights": "A checkpoint as a run of its own; the files are shared.",
+    "GET /oai/api/v1/models": "For OpenAI's clients: base models and sampler checkpoints.",
+    "POST /oai/api/v1/completions": "For OpenAI's clients: text goes on.",
+    "POST /oai/api/v1/chat/completions": "For OpenAI's clients: the model's own chat template.",
 }
 """Without `/api/v1/`. A route that is not here is described by its handler's docstring."""
 
@@ -220,5 +228,4 @@ def said_by(route: web.RouteDef) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    HTTP_PAGE.write_text(http_page(HTTP_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(page(), encodi

@@ -9,6 +9,8 @@ from openrl.api.accounts import Accounts
 from openrl.api.checkpoints import Checkpoints
 from openrl.api.downloads import Downloads
 from openrl.api.futures import Polls
+from openrl.api.oai import OpenAI
+from openrl.api.operations import Operations
 from openrl.api.runs import Runs
 from openrl.api.sampling import Sampling
 from openrl.api.search import Search
@@ -32,6 +34,8 @@ GROUPS = (
     Runs,
     Checkpoints,
     Downloads,
+    OpenAI,
+    Operations,
 )
 
 __all__ = ["Services", "build_app", "build_runner"]

@@ -11,7 +11,7 @@ from math import ceil
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
-from openrl.api import auth, codec, downloads
+from openrl.api import auth, codec, downloads, oai, oai_answers
 from openrl.errors import OpenRLError, Overloaded, Unauthenticated, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -33,7 +33,7 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     except web.HTTPException as error:
         if error.status < web.HTTPBadRequest.status_code:
             raise
-        return codec.answer(request, {"detail": _http_text(request, error)}, error.status)
+        return _refused(request, _http_text(request, error), error.status)
     except sqlite3.Error as error:
         log.error("%s %s: the catalogue: %s", request.method, request.path, error)
         return _refusal(request, Unavailable(f"the server's catalogue: {error}", retry_after=5.0))
@@ -43,8 +43,15 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return _unexpected(request)
 
 
+def _refused(request: web.Request, text: str, status: int) -> web.Response:
+    """As the clients of each protocol read it."""
+    openai = request.path.startswith(f"{oai.ROOT}/")
+    body = oai_answers.failure(text, status) if openai else {"detail": text}
+    return codec.answer(request, body, status)
+
+
 def _refusal(request: web.Request, error: OpenRLError) -> web.Response:
-    response = codec.answer(request, {"detail": codec.shortened(error.message)}, error.status)
+    response = _refused(request, codec.shortened(error.message), error.status)
     if isinstance(error, Unauthenticated):  # RFC 6750; the SDK then asks for a new token, once
         response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
     if isinstance(error, Overloaded | Unavailable):
@@ -56,7 +63,7 @@ def _unexpected(request: web.Request) -> web.Response:
     request_id = secrets.token_hex(8)
     log.exception("%s %s failed (%s)", request.method, request.path, request_id)
     text = f"internal error; the server's log has it under {request_id}"
-    return codec.answer(request, {"detail": text}, web.HTTPInternalServerError.status_code)
+    return _refused(request, text, web.HTTPInternalServerError.status_code)
 
 
 def _http_text(request: web.Request, error: web.HTTPException) -> str:
