@@ -60,7 +60,7 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.decode_steps": "The most tokens of each sequence in one decode slice.",
     "scheduler.max_queued_samples": "Samples that one owner may have waiting; over it, 429.",
     "scheduler.max_queued_bytes": "Bytes that one owner may have waiting; over it, 429.",
-    "scheduler.pinned_versions": "Unnamed samplers that are kept for one owner; the oldest go first.",
+    "scheduler.pinned_versions": "Unnamed samplers kept for one owner; the oldest go first.",
     "scheduler.pinned_bytes": "Bytes of unnamed samplers that are kept for one owner.",
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
     "limits.body_bytes": "The largest body of a request, decompressed.",
@@ -228,4 +228,5 @@ def said_by(route: web.RouteDef) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encodi
+    PAGE.write_text(page(), encoding="utf-8")
+    HTTP_PAGE.write_text(http_page(HTTP_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
