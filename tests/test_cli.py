@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import shutil
 import socket
 import subprocess
 import sys
@@ -112,6 +113,33 @@ def test_a_host_that_is_not_ours_says_what_to_do() -> None:
     with pytest.raises(OSError, match="assign") as away:
         socket.create_server(("192.0.2.1", 0))  # a documentation address
     assert "--host" in (preflight.explain(away.value, Config(models=(), host="192.0.2.1")) or "")
+
+
+def test_a_disk_without_room_says_what_to_do(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nearly = shutil.disk_usage(model)._replace(free=5 << 20)
+    monkeypatch.setattr("openrl.preflight.shutil.disk_usage", lambda _: nearly)
+    refused = openrl("config", "check", "--model", f"a={model}")
+    assert refused.exit_code == 1
+    assert "5 MiB free; make room or choose another (--data)" in refused.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_fills_up_says_what_to_do() -> None:
+    with pytest.raises(OSError, match="space") as full, Path("/dev/full").open("wb", 0) as file:
+        file.write(b"x")
+    advice = preflight.explain(full.value, Config(models=(), data=Path("/data")))
+    assert advice == "no space left for /data; choose another with --data"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make")
+@pytest.mark.parametrize("python", ["", "false"])
+@pytest.mark.parametrize("target", ["test", "docs"])
+def test_a_python_that_will_not_do_is_said(python: str, target: str, tmp_path: Path) -> None:
+    command = ["make", target, f"PYTHON={python}", f"VENV={tmp_path / 'new'}"]
+    made = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert made.returncode != 0
+    assert "OpenRL needs Python 3.11 or later" in made.stdout
+    assert "make PYTHON=/path/to/python3" in made.stdout
 
 
 def test_an_unknown_error_is_not_explained_away() -> None:

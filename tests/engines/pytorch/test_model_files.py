@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 from transformers import AutoTokenizer
@@ -77,3 +79,45 @@ def test_a_hub_name_without_cache_and_network_says_what_to_do(tmp_path, monkeypa
         read_info(ModelSource("Org/Nothing"), 8)
     with pytest.raises(UserError, match="neither a local directory nor a model"):
         read_info(ModelSource("not a name!"), 8)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that refuses every model; gives the means to say why."""
+
+    class Refusal(BaseHTTPRequestHandler):
+        status, reason = 500, ""
+
+        def do_GET(self):
+            self.send_response(self.status)
+            self.send_header("X-Error-Code", self.reason)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server calls
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refusal) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        yield Refusal
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "advice"),
+    [
+        (403, "GatedRepo", r"Org/X is gated: accept its terms .*`hf auth login`.*Org/X=PATH"),
+        (404, "RepoNotFound", r"nor a model that the hub knows: check the name.*Org/X=PATH"),
+        (401, "RepoNotFound", r"nor a model that the hub knows: .*log in if it is private"),
+        (500, "", r"the hub cannot be reached: give a local directory \(Org/X=PATH\)"),
+    ],
+)
+def test_what_the_hub_refuses_says_what_to_do(hub, status, reason, advice):
+    hub.status, hub.reason = status, reason
+    with pytest.raises(UserError, match=advice):
+        read_info(ModelSource("Org/X"), 8)
