@@ -87,9 +87,11 @@ class Trainer:
         running = {piece.request_id for piece in work.pieces}
         for job in {id(atom.job): atom.job for atom in atoms}.values():
             job.discard_all_but(running)
+        limit = self._base.fused_rows
         # Rows that want no gradient would only make the backward pass longer.
         for forward_only in (False, True):
-            run.atoms([a for a in atoms if a.piece.forward_only == forward_only])
+            for some in _runs([a for a in atoms if a.piece.forward_only == forward_only], limit):
+                run.atoms(some)
         return TrainReport(tuple(run.outcomes[place] for place in range(len(work.pieces))))
 
     def _prepare(self, pieces: Sequence[AtomPiece], run: _TrainRun) -> list[_Atom]:
@@ -289,6 +291,21 @@ def _fetch(results: Sequence[Tensor], buffers: Sequence[Factors | None]) -> Iter
 def _finite(gradient: Factors, total: float) -> bool:
     """A sum is finite only if its terms are; it may overflow though they are."""
     return math.isfinite(total) or bool(gradient.flat.isfinite().all())
+
+
+def _runs(atoms: Sequence[_Atom], limit: int | None) -> Iterator[list[_Atom]]:
+    """Cuts a pass into runs of at most `limit` rows, or of one atom. How atoms are put together
+    changes no bit of their results, only the time."""
+    run: list[_Atom] = []
+    rows = 0
+    for atom in atoms:
+        if run and limit is not None and rows + atom.rows > limit:
+            yield run
+            run, rows = [], 0
+        run.append(atom)
+        rows += atom.rows
+    if run:
+        yield run
 
 
 def _segments(atoms: Sequence[_Atom], training: bool) -> list[Segment]:
