@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from openrl import demo, preflight, threads
-from openrl.config import Config, build, environ, known_keys, resolve
+from openrl.config import SECRETS, Config, build, environ, known_keys, resolve
 from openrl.errors import OpenRLError
 from openrl.settings import MODELS, Setting
 from openrl.telemetry import set_up_logging
@@ -156,7 +156,8 @@ def _toml_line(key: str, config: Config, settings: Mapping[str, Setting]) -> str
     value = getattr(config if section == "server" else getattr(config, section), name)
     if value is None:
         return f"# {name} is chosen at start"
-    return f"{name} = {_toml(value)}  # {_place(settings, key)}"
+    shown = "(a secret)" if key in SECRETS and value else value
+    return f"{name} = {_toml(shown)}  # {_place(settings, key)}"
 
 
 def _place(settings: Mapping[str, Setting], key: str) -> str:

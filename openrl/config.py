@@ -45,6 +45,13 @@ Home: TypeAlias = Annotated[
         pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lowercase letters, digits, -"
     ),
 ]
+Key: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^(tml-[!-~]{16,256})?$",
+        description="a secret of at least 16 characters behind tml-",
+    ),
+]
 Device: TypeAlias = Annotated[
     str,
     Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N"),
@@ -64,13 +71,12 @@ class ModelSource:
 class EngineConfig:
     """`threads` None picks a count for the machine. Sizes are in tokens and bytes.
 
-    `process`: a child has an interpreter of its own, so that the engine's Python never keeps the
-    event loop waiting. `idle_versions`: how many sets of sampler weights stay in memory while nobody samples from
+    `idle_versions`: how many sets of sampler weights stay in memory while nobody samples from
     them; further ones are on disk.
 
     `process`: a child has an interpreter of its own, so that the engine's Python never keeps the
-    event loop waiting. `wait_policy` is OpenMP's: active threads spin while they wait, which on a machine that does
-    anything else costs several times the speed.
+    event loop waiting. `wait_policy` is OpenMP's: active threads spin while they wait, which on
+    a machine that does anything else costs several times the speed.
     """
 
     kind: Literal["torch", "fake"] = "torch"
@@ -90,7 +96,8 @@ class EngineConfig:
 class SchedulerConfig:
     """`quantum_seconds`: the longest that one pass should hold the engine. `gap_seconds`: how
     long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
-    `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers."""
+    `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers. What
+    an owner may have at once is bounded by the `max_` ones; 0 is no bound."""
 
     quantum_seconds: Seconds = 0.25
     gap_seconds: Seconds = 2.0
@@ -99,6 +106,9 @@ class SchedulerConfig:
     decode_steps: Count = 16
     max_queued_samples: Count = 4096
     max_queued_bytes: Count = 1 << 30
+    max_queued_requests: Count = 16384
+    max_models: Whole = 0
+    tokens_per_minute: Whole = 0
     pinned_versions: Count = 4096
     pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
@@ -122,7 +132,9 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Config:
     """`poll_seconds`: how long a poll is held before the answer is "still pending"; the SDK
-    reads for 45 s. `retention_seconds`: how long a result can be fetched again."""
+    reads for 45 s. `retention_seconds`: how long a result can be fetched again.
+    `silence_seconds`: after how long without a word a client's samples are taken back.
+    `admin_key`: what `X-API-Key` an administrator has; none when empty."""
 
     models: tuple[ModelSource, ...]
     host: str = "127.0.0.1"
@@ -134,6 +146,8 @@ class Config:
     poll_seconds: Seconds = 30.0
     retention_seconds: Seconds = 3600.0
     drain_seconds: Seconds = 30.0
+    silence_seconds: Seconds = 300.0
+    admin_key: Key = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["pretty", "json"] = "pretty"
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -152,6 +166,9 @@ _SECTIONS: Mapping[str, type] = {
     "scheduler": SchedulerConfig,
     "limits": Limits,
 }
+
+SECRETS = frozenset({"server.admin_key"})
+"""Keys whose values are shown to nobody."""
 
 
 def load(

@@ -7,9 +7,12 @@ import logging
 import sqlite3
 from collections.abc import Callable
 
+from openrl.api.services import Services
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
+from openrl.scheduler.admission import Admission
+from openrl.scheduler.backlog import Backlog
 
 log = logging.getLogger("openrl")
 
@@ -47,3 +50,30 @@ def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: floa
         catalogue.audit.add(checkpoint.owner, now, "checkpoint_expire", tinker_path=checkpoint.path)
         log.info("checkpoint %s has expired and is deleted", checkpoint.path)
     return len(expired)
+
+
+async def watch_over(
+    backlog: Backlog, admission: Admission, services: Services, silence_seconds: float
+) -> None:
+    """Runs until cancelled."""
+    while True:
+        await asyncio.sleep(_EVERY_SECONDS)
+        take_back_unheard(backlog, admission, services, silence_seconds)
+
+
+def take_back_unheard(
+    backlog: Backlog, admission: Admission, services: Services, silence_seconds: float
+) -> int:
+    """Samples of clients whose heart has stopped beating; returns how many. A client that never
+    sent a heartbeat is not judged by it."""
+    taken, horizon = 0, services.clock() - silence_seconds
+    for session_id in backlog.sessions():
+        beat = services.heartbeats.get(session_id)
+        if beat is not None and max(beat, services.heard.get(session_id, beat)) < horizon:
+            count = admission.take_back_samples(session_id)
+            taken += count
+            if count:
+                log.info(
+                    "%d samples of %s, whose client is gone, are taken back", count, session_id
+                )
+    return taken

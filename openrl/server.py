@@ -34,7 +34,7 @@ from openrl.engines.fake import FakeEngine
 from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import Futures
-from openrl.housekeeping import housekeeping
+from openrl.housekeeping import housekeeping, watch_over
 from openrl.journal import NullJournal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
@@ -109,18 +109,23 @@ async def _running(
         futures=futures,
         admission=admission,
         models=actor.models,
-        status=actor.status,
-        engine_seconds=lambda: actor.engine_seconds,
+        status=actor.enquiries.status,
+        engine_seconds=actor.enquiries.engine_seconds,
         clock=time.time,
         authenticator=WithIdentities(AnyKey(), signer, time.time)
         if config.issue_jwts
         else AnyKey(),
         signer=signer,
+        enquiries=actor.enquiries,
+        post=actor.post,
     )
     tasks = Tasks(lambda name, error: None)
     try:
         await actor.start()
         tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
+        tasks.spawn(
+            watch_over(actor.backlog, admission, services, config.silence_seconds), "clients"
+        )
         async with _door(services) as address:
             try:
                 yield Node(address, services, actor)

@@ -29,12 +29,14 @@ SHELL = (
     "backlog",
     "closing",
     "controls",
+    "enquiries",
     "loading",
     "metering",
     "models",
     "runner",
+    "quotas",
 )
-PURE_SHELL = ("dispatch", "outcomes", "pending", "pins")
+PURE_SHELL = ("allowance", "dispatch", "outcomes", "pending", "pins")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
 FLOORS: Mapping[int, tuple[str, ...]] = {

@@ -57,15 +57,10 @@ class Polls:
         answer = {
             "type": "try_again",
             "request_id": entry.request_id,
-            "queue_state": self._queue_state(),
+            "queue_state": self._services.admission.queue_state(entry.request_id),
             "queue_state_reason": self._services.admission.why_waiting(entry.request_id),
         }
         return codec.answer(request, answer, web.HTTPRequestTimeout.status_code)
-
-    def _queue_state(self) -> str:
-        """The SDK shows the reason to people for a paused queue only."""
-        loaded = all(each.state == "ready" for each in self._services.status())
-        return "active" if loaded else "paused_capacity"
 
 
 def _result(

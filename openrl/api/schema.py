@@ -241,6 +241,13 @@ class Sample(Strict, frozen=True):
     type: str = "sample"
 
 
+# --- administration -------------------------------------------------------------------------
+
+
+class OwnerWeight(Strict, frozen=True):
+    weight: Annotated[float, Meta(gt=0, le=1e6)]
+
+
 # --- futures --------------------------------------------------------------------------------
 
 

@@ -17,6 +17,8 @@ from openrl.config import Config
 from openrl.errors import Gone, Unauthenticated, UserError
 from openrl.futures import Futures
 from openrl.scheduler.admission import Admission
+from openrl.scheduler.enquiries import Enquiries
+from openrl.scheduler.events import Event
 from openrl.scheduler.loading import ModelStatus
 from openrl.scheduler.models import Models
 from openrl.signing import Signer
@@ -28,7 +30,7 @@ B = TypeVar("B", bound=msgspec.Struct)
 @dataclass(frozen=True, slots=True)
 class Services:
     """`clock` gives Unix seconds; `status` says how far each base model is, `engine_seconds` how
-    long the engine has worked."""
+    long the engine has worked; `post` tells the scheduler what an administrator decided."""
 
     config: Config
     catalogue: Catalogue
@@ -41,7 +43,10 @@ class Services:
     clock: Callable[[], float]
     authenticator: auth.Authenticator
     signer: Signer
+    enquiries: Enquiries
+    post: Callable[[Event], None]
     heard: dict[str, float] = field(default_factory=dict)  # sessions, and when one last spoke
+    heartbeats: dict[str, float] = field(default_factory=dict)  # and when its heart last beat
 
     async def read(self, request: web.Request, kind: type[B]) -> B:
         return await codec.read(request, kind, self.config.limits.body_bytes)

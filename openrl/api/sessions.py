@@ -49,7 +49,8 @@ class Sessions:
     async def heartbeat(self, request: web.Request) -> web.Response:
         """410 ends the SDK's loop: right for a finished session."""
         body = await self._services.read(request, schema.SessionHeartbeat)
-        self._services.live_session(body.session_id, auth.owner_of(request))
+        session = self._services.live_session(body.session_id, auth.owner_of(request))
+        self._services.heartbeats[session.session_id] = self._services.clock()
         return codec.answer(request, {"type": "session_heartbeat"})
 
     async def finish(self, request: web.Request) -> web.Response:

@@ -19,14 +19,18 @@ from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import SchedulerConfig
 from openrl.engines.base import Engine, LoadProgress
-from openrl.errors import EngineDied, Gone, OpenRLError, ServerError, Unavailable
+from openrl.errors import Cancelled as CancelledError
+from openrl.errors import EngineDied, OpenRLError, ServerError, Unavailable
 from openrl.futures import Futures
 from openrl.journal import Journal
+from openrl.scheduler.allowance import Allowances
 from openrl.scheduler.backlog import Backlog
-from openrl.scheduler.closing import not_created
+from openrl.scheduler.closing import ended_by
 from openrl.scheduler.completion import Completion
 from openrl.scheduler.controls import Controls
+from openrl.scheduler.enquiries import Enquiries
 from openrl.scheduler.events import (
+    Cancelled,
     Decision,
     EngineLost,
     EngineReady,
@@ -34,6 +38,7 @@ from openrl.scheduler.events import (
     LaneClosed,
     Refuse,
     Resolve,
+    SeqConsumed,
     Start,
     StartControl,
     StartDecode,
@@ -43,25 +48,21 @@ from openrl.scheduler.events import (
     Tick,
     WakeAt,
 )
-from openrl.scheduler.loading import Loading, ModelStatus
+from openrl.scheduler.loading import Loading
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
 from openrl.scheduler.outcomes import outcome_of
-from openrl.scheduler.pending import Pending
+from openrl.scheduler.pending import Pending, unused_tokens
 from openrl.scheduler.pins import Pins
 from openrl.scheduler.runner import Runner
 from openrl.scheduler.state import State
 from openrl.types import (
-    CreateModel,
-    CreateModelFromCheckpoint,
     Failed,
     ModelId,
-    ModelUnloaded,
     Outcome,
     RequestId,
     Sample,
     SessionId,
-    UnloadModel,
     Work,
 )
 
@@ -86,7 +87,7 @@ class EngineActor:
         """`clock` is monotonic, `now` gives Unix seconds; `on_progress` is called on the engine's
         thread while weights load."""
         self.models = Models(Pins(config.pinned_versions, config.pinned_bytes))
-        self.backlog = Backlog()
+        self.backlog = Backlog(clock)
         self._engine = engine
         self._thread = EngineThread()
         self._tasks = Tasks(self._task_died)
@@ -94,6 +95,10 @@ class EngineActor:
         self._completion = Completion(futures, journal, self._tasks, meter)
         self._state = State(config)
         self._loading = Loading(on_progress)
+        self._allowances = Allowances(config.tokens_per_minute)
+        self.enquiries = Enquiries(
+            self._state, self._allowances, self._loading, self.models, self.backlog, clock
+        )
         self._clock = clock
         self._inbox: asyncio.Queue[Event] = asyncio.Queue()
         self._wake_at: float | None = None
@@ -139,7 +144,24 @@ class EngineActor:
 
     def submit(self, pending: Pending) -> None:
         self.backlog.add(pending)
-        self.post(Submitted(pending.item()))
+        item = pending.item()
+        if self._allowances.admit(item, self._clock()):
+            self.post(Submitted(item))
+        else:
+            self.post(Tick())  # so that the loop learns when it will be due
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Does nothing to what has been answered."""
+        pending = self.backlog.find(request_id)
+        if pending is None:
+            return
+        item = self._allowances.withdraw(pending.work.owner, request_id)
+        if item is None:
+            self.post(Cancelled(request_id))
+            return
+        self._answer(pending, Failed(CancelledError("cancelled by its caller")))
+        if item.sample is None:
+            self.post(SeqConsumed(item.lane, item.seq_id))
 
     def when_done(self, session_id: SessionId, then: Callable[[], None]) -> None:
         """Calls `then` as soon as nothing of the session waits or runs."""
@@ -147,7 +169,7 @@ class EngineActor:
 
     async def _when_done(self, session_id: SessionId, then: Callable[[], None]) -> None:
         while self.backlog.busy(session_id):
-            await self.backlog.shrunk()
+            await self.backlog.stirred()
         then()
 
     def unpin_all(self, model_id: ModelId) -> None:
@@ -169,25 +191,6 @@ class EngineActor:
     def ready(self) -> bool:
         return self._loading.ready and self.failure is None
 
-    @property
-    def engine_seconds(self) -> float:
-        """How long the engine has worked since it started."""
-        return self._state.chronicle.engine_seconds
-
-    def status(self) -> tuple[ModelStatus, ...]:
-        """One for each public base model."""
-        return self._loading.status(self.models.bases)
-
-    def why_waiting(self, request_id: RequestId) -> str:
-        pending = self.backlog.find(request_id)
-        if pending is None:
-            return "it is being written down"
-        if not self._loading.ready:
-            for status in self.status():
-                if self.models.base(status.name).weights == pending.weights:
-                    return f"the base model is loading: {status.stage}, {status.fraction:.0%}"
-        return self._state.why_waiting(request_id, self._clock())
-
     # --- the loop ---
 
     async def _loop(self) -> None:
@@ -201,8 +204,10 @@ class EngineActor:
     def _handle(self, event: Event) -> None:
         """Nothing happens any more once the engine is lost."""
         if self.failure is None:
-            for decision in self._state.handle(event, self._clock()):
-                self._obey(decision)
+            now = self._clock()
+            for each in (event, *map(Submitted, self._allowances.due(now))):
+                for decision in self._state.handle(each, now):
+                    self._obey(decision)
 
     async def _next_event(self) -> Event:
         if not self._inbox.empty():
@@ -215,7 +220,8 @@ class EngineActor:
             return Tick()
 
     def _seconds_to_wake(self) -> float | None:
-        return None if self._wake_at is None else max(0.0, self._wake_at - self._clock())
+        times = [t for t in (self._wake_at, self._allowances.wake_at()) if t is not None]
+        return max(0.0, min(times) - self._clock()) if times else None
 
     def _obey(self, decision: Decision) -> None:
         match decision:
@@ -246,22 +252,16 @@ class EngineActor:
 
     def _answer(self, pending: Pending, outcome: Outcome) -> None:
         self.backlog.remove(pending.work.request_id)
+        self._allowances.refund(pending.work.owner, unused_tokens(pending, outcome))
         self._close_model_after(pending.work, outcome)
         self._completion.settle(pending.work, outcome)
 
     def _close_model_after(self, work: Work, outcome: Outcome) -> None:
-        """A model ends when it was unloaded, or never began."""
         if isinstance(work.operation, Sample) or self.models.closed(work.lane):
             return
-        match work.operation, outcome:
-            case ((CreateModel() | CreateModelFromCheckpoint()), Failed(error)):
-                cause: OpenRLError = not_created(work.lane, error)
-            case UnloadModel(), ModelUnloaded():
-                cause = Gone(f"model {work.lane!r} was unloaded")
-            case _:
-                return
-        self.models.close(work.lane, cause)
-        self.post(LaneClosed(work.lane, cause))
+        if (cause := ended_by(work, outcome)) is not None:
+            self.models.close(work.lane, cause)
+            self.post(LaneClosed(work.lane, cause))
 
     # --- the engine ---
 

@@ -7,7 +7,6 @@ refused at once. Work that arrives while weights load waits; while draining noth
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,15 +17,17 @@ from openrl.catalogue import Catalogue
 from openrl.config import Limits, SchedulerConfig
 from openrl.engines.base import BaseModelInfo
 from openrl.engines.validation import check_sample, check_training, max_new_tokens
-from openrl.errors import Gone, NotFound, OpenRLError, Overloaded, Unavailable, UserError
+from openrl.errors import Gone, NotFound, OpenRLError, Unavailable, UserError
 from openrl.futures import Futures
 from openrl.journal import Flushed, Journal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.closing import not_created, past_life
-from openrl.scheduler.events import Cancelled, LaneOpened, SeqConsumed
+from openrl.scheduler.enquiries import QueueState
+from openrl.scheduler.events import LaneOpened, SeqConsumed
 from openrl.scheduler.models import Model
 from openrl.scheduler.packing import cut_atoms
 from openrl.scheduler.pending import Pending, payload_bytes
+from openrl.scheduler.quotas import Quotas
 from openrl.types import (
     CreateModel,
     CreateModelFromCheckpoint,
@@ -80,16 +81,16 @@ class Admission:
         self._limits = limits
         self._now = now
         self._draw_seed = draw_seed
-        self._hold_seconds = hold_seconds
+        self._quotas = Quotas(config, actor.backlog, actor.models, hold_seconds)
         self._draining = False
 
     # --- what the door calls ---
 
     async def admit(self, work: Work) -> RequestId:
-        """Accepts the work and returns when it is durable. Training work over its owner's bound
-        of bytes is held meanwhile. Raises what `submit` raises."""
-        if not self._futures.known(work.request_id) and not isinstance(work.operation, Sample):
-            await self._hold(work)
+        """Accepts the work and returns when it is durable. Training work over its owner's bounds
+        is held meanwhile. Raises what `submit` raises."""
+        if not self._futures.known(work.request_id):
+            await self._quotas.hold(work)
         accepted = self.submit(work)
         await accepted.committed
         return accepted.request_id
@@ -110,12 +111,26 @@ class Admission:
     def cancel(self, request_id: RequestId, owner: OwnerId) -> None:
         """Does nothing to what has been answered. Raises `NotFound` as `futures.find` does."""
         self._futures.find(request_id, owner)
-        if self._actor.backlog.find(request_id) is not None:
-            self._actor.post(Cancelled(request_id))
+        self._actor.cancel(request_id)
 
     def why_waiting(self, request_id: RequestId) -> str:
         """For people, on a poll that found no answer yet."""
-        return self._actor.why_waiting(request_id)
+        return self._actor.enquiries.why_waiting(request_id)
+
+    def queue_state(self, request_id: RequestId) -> QueueState:
+        return self._actor.enquiries.queue_state(request_id)
+
+    def take_back_samples(self, session_id: SessionId) -> int:
+        """Of a client that is not heard any more: nobody waits for them. Returns how many. What
+        it sent to its models runs, so that it finds them where it left them."""
+        samples = [
+            pending.work.request_id
+            for pending in self._actor.backlog
+            if pending.work.session_id == session_id and isinstance(pending.work.operation, Sample)
+        ]
+        for request_id in samples:
+            self._actor.cancel(request_id)
+        return len(samples)
 
     def end_session(self, session_id: SessionId) -> None:
         """What a finished session holds in the engine goes, after what it has queued still:
@@ -135,7 +150,7 @@ class Admission:
         info = self._actor.models.base(work.target.base_model)
         check_sample(sample, info, self._limits)
         self._check_there(work.target)
-        self._check_room_for_samples(work.owner)
+        self._quotas.check_samples(work.owner)
         work = replace(work, operation=self._seeded(sample))
         self._accept(
             Pending(
@@ -161,31 +176,7 @@ class Admission:
                 f"checkpoint {target.path!r} was deleted or written anew: make a new sampler"
             )
 
-    def _check_room_for_samples(self, owner: OwnerId) -> None:
-        queued, bound = self._actor.backlog.share(owner).samples, self._config.max_queued_samples
-        if queued >= bound:
-            raise Overloaded(f"{queued} samples are queued for you, at most {bound}: try again")
-
     # --- training ---
-
-    async def _hold(self, work: Work) -> None:
-        try:
-            async with asyncio.timeout(self._hold_seconds):
-                while not self._has_room(work):
-                    await self._actor.backlog.shrunk()
-        except TimeoutError:
-            raise Overloaded(
-                f"over {self._config.max_queued_bytes} bytes of training data are queued for you: "
-                "try again",
-                retry_after=5.0,
-            ) from None
-
-    def _has_room(self, work: Work) -> bool:
-        """A request larger than the bound itself comes in when its owner has nothing else;
-        one without data always does."""
-        queued = self._actor.backlog.share(work.owner).payload_bytes
-        more = payload_bytes(work.operation)
-        return 0 in (queued, more) or queued + more <= self._config.max_queued_bytes
 
     def _submit_training(self, work: Work) -> None:
         if isinstance(work.operation, CreateModel | CreateModelFromCheckpoint):
@@ -248,6 +239,7 @@ class Admission:
         try:
             info = self._actor.models.base(creation.base_model)
             check_training(creation, info, self._limits)
+            self._quotas.check_models(work.owner)
         except UserError as error:
             model.closed = not_created(model.model_id, error)
             self._refuse(work, error)

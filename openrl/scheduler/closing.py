@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from openrl.catalogue import Catalogue, Run
 from openrl.errors import Gone, OpenRLError, UserError
+from openrl.types import (
+    CreateModel,
+    CreateModelFromCheckpoint,
+    Failed,
+    ModelUnloaded,
+    Outcome,
+    UnloadModel,
+    Work,
+)
 
 
 def not_created(model_id: str, cause: OpenRLError) -> UserError:
     return UserError(f"model {model_id!r} was not created: {cause.message}")
+
+
+def ended_by(work: Work, outcome: Outcome) -> OpenRLError | None:
+    """A model ends when it was unloaded, or never began."""
+    match work.operation, outcome:
+        case ((CreateModel() | CreateModelFromCheckpoint()), Failed(error)):
+            return not_created(work.lane, error)
+        case UnloadModel(), ModelUnloaded():
+            return Gone(f"model {work.lane!r} was unloaded")
+        case _:
+            return None
 
 
 def past_life(run: Run, catalogue: Catalogue) -> UserError:

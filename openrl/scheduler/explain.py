@@ -30,6 +30,17 @@ def why_waiting(state: State, request_id: RequestId, now: float) -> str:
     return _capacity(state, request, now)
 
 
+def kept_waiting(state: State, request_id: RequestId) -> bool:
+    """Whether others' work, or a pause, is all that keeps the request from running."""
+    request = state.queues.requests.get(request_id)
+    if request is None or _runs(state, request):
+        return False
+    lane = state.queues.lanes.get(request.item.lane)
+    if lane is not None and lane.paused:
+        return True
+    return not isinstance(lane, OrderedLane) or _seq_before(lane, request) is None
+
+
 def _runs(state: State, request: Request) -> bool:
     if request.running:
         return True

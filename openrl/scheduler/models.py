@@ -60,6 +60,10 @@ class Models:
     def of(self, session_id: SessionId) -> list[Model]:
         return [model for model in self._models.values() if model.session_id == session_id]
 
+    def alive(self, owner: OwnerId) -> int:
+        """How many of the owner's are not closed."""
+        return sum(1 for m in self._models.values() if m.owner == owner and m.closed is None)
+
     def closed(self, model_id: str) -> bool:
         return self._models[model_id].closed is not None
 

@@ -12,6 +12,7 @@ from openrl.types import (
     ForwardBackwardOutput,
     Operation,
     OptimStep,
+    Outcome,
     Result,
     Sample,
     SampledSequence,
@@ -88,3 +89,14 @@ def payload_bytes(operation: Operation) -> int:
             return prompt.nbytes + (0 if targets is None else targets.values.nbytes)
         case _:
             return 0
+
+
+def unused_tokens(pending: Pending, outcome: Outcome) -> int:
+    """What a sample could have had beyond what it got."""
+    operation = pending.work.operation
+    if not isinstance(operation, Sample):
+        return 0
+    made = 0
+    if isinstance(outcome, SampleOutput):
+        made = sum(len(sequence.tokens) for sequence in outcome.sequences)
+    return operation.num_samples * pending.max_new_tokens - made

@@ -71,6 +71,10 @@ class State:
         """For people: what an unanswered request waits for."""
         return explain.why_waiting(self, request_id, now)
 
+    def kept_waiting(self, request_id: RequestId) -> bool:
+        """Whether others' work, or a pause, is all that keeps the request from running."""
+        return explain.kept_waiting(self, request_id)
+
     def over_bound(self, owner: OwnerId, kind: ev.Kind) -> bool:
         """Whether the owner has as much queued as it may: the door holds or refuses more."""
         if self.queues.bytes.get(owner, 0) >= self.config.max_queued_bytes:

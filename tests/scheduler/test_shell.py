@@ -791,7 +791,7 @@ async def test_a_dead_engine_fails_everything_and_takes_nothing_more(tmp_path: P
             outcome = await whole.outcome(request)
             assert isinstance(outcome, Failed)
             assert "fell off the bus" in outcome.error.message
-        assert whole.actor.status()[0].state == "failed"
+        assert whole.actor.enquiries.status()[0].state == "failed"
         with pytest.raises(Unavailable):
             await whole.send(lane, OptimStep(AdamParams()))
 
@@ -810,10 +810,10 @@ async def test_work_waits_for_the_weights(tmp_path: Path) -> None:
     async with shell(tmp_path, engine) as whole:
         request = await whole.send("s:train:0", CreateModel(BASE, LoraConfig(rank=8)))
         assert "loading" in whole.admission.why_waiting(request)
-        assert (whole.actor.status()[0].state, whole.actor.ready) == ("loading", False)
+        assert (whole.actor.enquiries.status()[0].state, whole.actor.ready) == ("loading", False)
         engine.loaded.set()
         assert isinstance(await whole.outcome(request), ModelCreated)
-        assert (whole.actor.status()[0].state, whole.actor.ready) == ("ready", True)
+        assert (whole.actor.enquiries.status()[0].state, whole.actor.ready) == ("ready", True)
 
 
 async def test_weights_that_cannot_load_are_told(tmp_path: Path) -> None:
@@ -825,7 +825,7 @@ async def test_weights_that_cannot_load_are_told(tmp_path: Path) -> None:
     async with shell(tmp_path, engine) as whole:
         with pytest.raises(ServerError, match="cut short"):
             await whole.actor.loaded()
-        status = whole.actor.status()[0]
+        status = whole.actor.enquiries.status()[0]
         assert status.state == "failed"
         assert status.error is not None
         assert "cut short" in status.error
