@@ -236,3 +236,14 @@ def test_clients_of_a_sampler_have_numbers_that_outlive_a_restart(
     name = SAMPLER.sampling_session_id
     assert [catalogue.join_sampler(name, ALICE) for _ in range(2)] == [1, 2]
     assert Catalogue(file).join_sampler(name, ALICE) == 3
+
+
+def test_memory_holds_the_newest_and_the_file_the_rest(file: Path) -> None:
+    catalogue = Catalogue(file, remembered=2)
+    for name in "abcde":
+        catalogue.add_session(replace(SESSION, session_id=SessionId(name)))
+    assert [catalogue.session(name, ALICE).session_id for name in "abcde"] == list("abcde")
+    assert len(catalogue._known) == 2
+    catalogue.finish_session("a", ALICE, "success")
+    assert catalogue.session("a", ALICE).finished == "success"
+    catalogue.close()

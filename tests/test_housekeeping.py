@@ -4,10 +4,10 @@ import sqlite3
 from pathlib import Path
 
 from openrl.catalogue import Catalogue, Checkpoint, Run
+from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
 from openrl.housekeeping import tidy
-from openrl.ledgers import HOUR, Bucket
 from openrl.types import LoraConfig, ModelId, OwnerId, RequestId, SessionId, TinkerPath
 
 ME = OwnerId("me")

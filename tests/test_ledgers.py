@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from openrl.catalogue import Catalogue
-from openrl.ledgers import HOUR, KEPT_SECONDS, Bucket, hour_of
+from openrl.catalogue.ledgers import HOUR, KEPT_SECONDS, Bucket, hour_of
 from openrl.types import OwnerId
 
 ALICE, BOB = OwnerId("alice"), OwnerId("bob")

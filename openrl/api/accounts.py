@@ -11,7 +11,7 @@ from openrl.api import auth, codec, shapes
 from openrl.api.services import Services
 from openrl.api.shapes import Plain
 from openrl.errors import UserError
-from openrl.ledgers import HOUR, Bucket
+from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.types import OwnerId
 
 IDENTITY_SECONDS = 3600.0

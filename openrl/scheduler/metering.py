@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from openrl.ledgers import Bucket, UsageKind, UsageLedger, hour_of
+from openrl.catalogue.ledgers import Bucket, UsageKind, UsageLedger, hour_of
 from openrl.scheduler.models import Models
 from openrl.types import (
     ExternalWeightsSaved,

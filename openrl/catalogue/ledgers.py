@@ -1,4 +1,4 @@
-"""Two ledgers beside the catalogue's nouns: what owners did, and what they used."""
+"""Two ledgers beside the catalogue's rows: what owners did, and what they used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue's one table in SQLite: bodies in JSON, found by id, by owner or by parent."""
+"""The catalogue's table of rows in SQLite: bodies in JSON, found by id, by owner or by parent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _STORED = """SELECT count(*), coalesce(sum(json_extract(body, '$.size_bytes')), 
     (SELECT id FROM nouns WHERE kind = 'Run' AND parent = ?)"""
 
 
-class NounTable:
+class Table:
     """`sql` is the one connection to the catalogue's file; `ledgers` has its own tables there."""
 
     def __init__(self, file: Path | None) -> None:

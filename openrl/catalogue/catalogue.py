@@ -14,10 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from openrl.errors import NotFound, UserError
-from openrl.ledgers import AuditLog, UsageLedger
-from openrl.nouns import Filter, NounTable
-from openrl.records import (
+from openrl.catalogue.ledgers import AuditLog, UsageLedger
+from openrl.catalogue.records import (
     Checkpoint,
     Noun,
     Page,
@@ -29,19 +27,23 @@ from openrl.records import (
     encode,
     identity,
 )
+from openrl.catalogue.table import Filter, Table
+from openrl.errors import NotFound, UserError
 from openrl.types import ModelId, OwnerId, SamplerTarget
 
-__all__ = ["Catalogue", "Checkpoint", "Page", "Run", "Sampler", "Session"]
+REMEMBERED = 65536
+"""Rows that are answered from memory; the others cost a look into the file."""
 
 
 class Catalogue:
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, remembered: int = REMEMBERED) -> None:
         """Opens or makes the database; None keeps it in memory. Raises `ServerError` when the
         file was written by a newer version."""
-        self._table = NounTable(file)
+        self._table = Table(file)
         self.audit = AuditLog(self._table.sql)
         self.usage = UsageLedger(self._table.sql)
-        self._known: dict[tuple[str, str], Noun] = {}
+        self._known: dict[tuple[str, str], Noun] = {}  # the oldest is forgotten first
+        self._remembered = remembered
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
@@ -220,16 +222,22 @@ class Catalogue:
     def _put(self, noun: Noun) -> None:
         kind, name, parent = identity(noun)
         self._table.put(kind, name, noun.owner, parent, noun.created_at, encode(noun))
+        self._remember(kind, name, noun)
+
+    def _remember(self, kind: str, name: str, noun: Noun) -> None:
         self._known[kind, name] = noun
+        if len(self._known) > self._remembered:
+            del self._known[next(iter(self._known))]
 
     def _find(self, kind: type[T], name: str) -> T | None:
-        known = self._known.get((kind.__name__, name))
-        if known is None:
-            body = self._table.get(kind.__name__, name)
-            if body is None:
-                return None
-            known = self._known[kind.__name__, name] = decode(kind, body)
-        return cast(T, known)
+        if known := self._known.get((kind.__name__, name)):
+            return cast(T, known)
+        body = self._table.get(kind.__name__, name)
+        if body is None:
+            return None
+        noun = decode(kind, body)
+        self._remember(kind.__name__, name, noun)
+        return noun
 
     def _owned(self, kind: type[T], name: str, owner: OwnerId) -> T:
         noun = self._find(kind, name)
