@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,8 +38,16 @@ class _Plan:
 
 
 class DecodeStep:
-    def __init__(self, base: BaseModel, banks: Banks, raw_logprobs: bool) -> None:
+    def __init__(
+        self,
+        base: BaseModel,
+        forward: Callable[[Batch], Tensor],
+        banks: Banks,
+        raw_logprobs: bool,
+    ) -> None:
+        """`forward` is `base.hidden`, or a faster form of it."""
         self._base = base
+        self._hidden = forward
         self._banks = banks
         self._raw = raw_logprobs
         self._plan: _Plan | None = None
@@ -90,7 +98,7 @@ class DecodeStep:
             for shelf, start, index_N in plan.shelves
         ]
         batch = Batch(tokens_T, places_T, plan.adapters, DecodeAttention(groups))
-        hidden_TD = self._base.hidden(batch)
+        hidden_TD = self._hidden(batch)
         return self._base.logits(hidden_TD, plan.adapters)[: len(plan.rows)]
 
     def _accept(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -38,17 +39,45 @@ def bank_key(adapter: Adapter) -> BankKey:
     return BankKey(c.rank, c.train_attn, c.train_mlp, c.train_unembed)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where a linear lies in the stacks of its group: rows `rank` of both, columns `out` of B."""
+
+    first: int
+    rank: slice
+    out: slice
+
+
 class Bank:
-    """Stacked factors: per linear `a_SRD` and `b_SNR`, the latter times alpha / rank. Versions
-    take the first slots without holes."""
+    """Stacked factors, of linears with one input together, at the first one's index: A as
+    `a` [S, G * R, D], and `b` [S, G * R, N], N all of their outputs, with each B in its own block
+    and times alpha / rank. So one pair of products serves all of them. Versions take the first
+    slots without holes. (A the other way round would do as well, but for the bits: products with
+    six columns of that order depend on where in the batch a row lies.)"""
 
     def __init__(self, linears: Sequence[LinearSpec], like: Adapter) -> None:
-        self._linears = linears
         self._like = like
         self._capacity = 0
         self.versions: list[VersionId] = []
-        self.a: list[Tensor | None] = [None] * len(linears)
-        self.b: list[Tensor | None] = [None] * len(linears)
+        self.a: dict[int, Tensor] = {}
+        self.b: dict[int, Tensor] = {}
+        self.places: dict[int, _Place] = {}
+        self._rank = max(like.layout.rank, _NARROWEST)
+        for first, members in groupby(linears, key=lambda linear: linear.first):
+            if like.compute.by_linear[first] is not None:
+                self._lay_out(first, list(members))
+
+    def _lay_out(self, first: int, members: Sequence[LinearSpec]) -> None:
+        start = 0
+        for number, linear in enumerate(members):
+            rank = slice(number * self._rank, (number + 1) * self._rank)
+            out = slice(start, start + linear.out_features)
+            self.places[linear.index] = _Place(first, rank, out)
+            start += linear.out_features
+        flat = self._like.compute.flat
+        columns = self._rank * len(members)
+        self.a[first] = flat.new_zeros(0, columns, members[0].in_features)
+        self.b[first] = flat.new_zeros(0, columns, start)
 
     def hold(self, wanted: Mapping[VersionId, Adapter]) -> bool:
         """Makes the bank hold exactly `wanted`, true when that changed it; what is there
@@ -67,34 +96,26 @@ class Bank:
     def _grow(self, count: int) -> None:
         if count <= self._capacity:
             return
-        capacity = max(1, 1 << (count - 1).bit_length())
-        for linear in self._linears:
-            factor = self._like.compute.by_linear[linear.index]
-            if factor is not None:
-                rank = max(factor.a_RD.shape[0], _NARROWEST)
-                a = factor.a_RD.new_zeros(capacity, rank, linear.in_features)
-                b = factor.b_NR.new_zeros(capacity, linear.out_features, rank)
-                self._keep(self.a, linear.index, a)
-                self._keep(self.b, linear.index, b)
-        self._capacity = capacity
-
-    def _keep(self, stacks: list[Tensor | None], index: int, bigger: Tensor) -> None:
-        old = stacks[index]
-        if old is not None:
-            bigger[: self._capacity] = old
-        stacks[index] = bigger
+        self._capacity = max(1, 1 << (count - 1).bit_length())
+        for stacks in (self.a, self.b):
+            for first, old in stacks.items():
+                stacks[first] = old.new_zeros(self._capacity, *old.shape[1:])
+                stacks[first][: old.shape[0]] = old
 
     def _load(self, slot: int, adapter: Adapter) -> None:
         rank = adapter.layout.rank
-        for factor, a, b in zip(adapter.compute.by_linear, self.a, self.b, strict=True):
-            if factor is not None and a is not None and b is not None:
-                a[slot, :rank] = factor.a_RD
-                torch.mul(factor.b_NR, adapter.scale, out=b[slot, :, :rank])
+        for index, place in self.places.items():
+            factor = adapter.compute.by_linear[index]
+            assert factor is not None, "a bank's adapters have the same targets"
+            start = place.rank.start
+            self.a[place.first][slot, start : start + rank] = factor.a_RD
+            into = self.b[place.first][slot, start : start + rank, place.out]
+            torch.mul(factor.b_NR.T, adapter.scale, out=into)
 
     def _remove(self, version: VersionId) -> None:
         hole, last = self.versions.index(version), len(self.versions) - 1
-        for stack in (*self.a, *self.b):
-            if stack is not None and hole != last:
+        for stack in (*self.a.values(), *self.b.values()):
+            if hole != last:
                 stack[hole] = stack[last]
         self.versions[hole] = self.versions[last]
         self.versions.pop()
@@ -122,11 +143,19 @@ class _Group:
         return x_PD.view(self.stop - self.start, -1, x_PD.shape[1])
 
     def add_to(self, y_TN: Tensor, x_SCD: Tensor, index: int) -> None:
-        a, b = self.bank.a[index], self.bank.b[index]
-        if a is None or b is None:
-            return
-        low = torch.bmm(x_SCD, a[self.start : self.stop].mT)
-        delta_PN = torch.bmm(low, b[self.start : self.stop].mT).flatten(0, 1)
+        """Of one linear."""
+        if (place := self.bank.places.get(index)) is not None:
+            a = self.bank.a[place.first][:, place.rank]
+            self._add(y_TN, x_SCD, a, self.bank.b[place.first][:, place.rank, place.out])
+
+    def add_joined(self, y_TN: Tensor, x_SCD: Tensor, first: int) -> None:
+        """Of all linears with one input."""
+        if first in self.bank.a:
+            self._add(y_TN, x_SCD, self.bank.a[first], self.bank.b[first])
+
+    def _add(self, y_TN: Tensor, x_SCD: Tensor, a_SRD: Tensor, b_SRN: Tensor) -> None:
+        low = torch.bmm(x_SCD, a_SRD[self.start : self.stop].mT)
+        delta_PN = torch.bmm(low, b_SRN[self.start : self.stop]).flatten(0, 1)
         if self.back_R is not None:
             delta_PN = delta_PN.index_select(0, self.back_R)
         if self.rows_R is None:
@@ -154,6 +183,10 @@ class RowAdapters(StackedAdapters):
             self._gathered = [group.gather(x_TD) for group in self._groups]
         for group, x_SCD in zip(self._groups, self._gathered, strict=True):
             group.add_to(y_TN, x_SCD, index)
+
+    def add_joined(self, y_TN: Tensor, x_TD: Tensor, first: int) -> None:
+        for group in self._groups:
+            group.add_joined(y_TN, group.gather(x_TD), first)
 
 
 class Banks:

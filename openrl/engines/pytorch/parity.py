@@ -36,7 +36,7 @@ def reference_logprobs(model: Any) -> list[Tensor]:
             .float()
             .log_softmax(-1)
             .cpu()
-            for tokens in _sequences(model.config.vocab_size)
+            for tokens in test_sequences(model.config.vocab_size)
         ]
 
 
@@ -53,7 +53,7 @@ def require_parity(base: BaseModel, reference: list[Tensor]) -> None:
 
 
 def parity_gap(base: BaseModel, reference: list[Tensor]) -> float:
-    rows = lay_out(_sequences(base.config.vocab_size), base.device)
+    rows = lay_out(test_sequences(base.config.vocab_size), base.device)
     with torch.no_grad(), _short_windows(base.decoder):
         hidden_TD = base.hidden(training_batch(rows, ()))
         logprobs_TV = base.logits(hidden_TD, ()).log_softmax(-1).cpu()
@@ -64,7 +64,7 @@ def parity_gap(base: BaseModel, reference: list[Tensor]) -> float:
     return float(torch.stack(gaps).max())
 
 
-def _sequences(vocab_size: int) -> list[NDArray[np.int32]]:
+def test_sequences(vocab_size: int) -> list[NDArray[np.int32]]:
     generator = np.random.default_rng(0)
     return [generator.integers(0, vocab_size, n, dtype=np.int32) for n in _LENGTHS]
 

@@ -7,7 +7,7 @@ each of the request's rows gets a copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,12 +75,14 @@ class Prefill:
     def __init__(
         self,
         base: BaseModel,
+        forward: Callable[[Batch], Tensor],
         memory: KVMemory[Row],
         prefixes: PrefixCache,
         banks: Banks,
         pass_tokens: int,
     ) -> None:
         self._base = base
+        self._hidden = forward
         self._memory = memory
         self._prefixes = prefixes
         self._banks = banks
@@ -179,7 +181,7 @@ class Prefill:
             self._banks.rows(versions, len(versions) + filler),
             attend,
         )
-        return self._base.hidden(batch)
+        return self._hidden(batch)
 
     def _logits(
         self, hidden_TD: Tensor, rows: list[int], versions: Sequence[VersionId | None]

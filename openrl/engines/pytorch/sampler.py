@@ -22,6 +22,7 @@ from openrl.engines.base import DecodePass, DecodeReport, RowId, RowReport, RowS
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.decode_step import DecodeStep
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS, KVMemory, KVShape
+from openrl.engines.pytorch.lean import forward_of
 from openrl.engines.pytorch.lora import Adapter
 from openrl.engines.pytorch.lowrank import Banks
 from openrl.engines.pytorch.prefill import Job, Prefill
@@ -58,8 +59,11 @@ class Sampler:
         self.memory: KVMemory[Row] = KVMemory(shape, base.device, kv_cache_bytes)
         self._prefixes = PrefixCache(self.memory)
         self._banks = Banks(base.linears, base.device)
-        self._prefill = Prefill(base, self.memory, self._prefixes, self._banks, prefill_tokens)
-        self._decode = DecodeStep(base, self._banks, raw_logprobs)
+        forward = forward_of(base)
+        self._prefill = Prefill(
+            base, forward, self.memory, self._prefixes, self._banks, prefill_tokens
+        )
+        self._decode = DecodeStep(base, forward, self._banks, raw_logprobs)
         self._rows: dict[RowId, Row] = {}
         self._seating = Seating(self.memory, self._prefixes, self._prefill, self._decode.changed)
         self._paused: set[Row] = set()

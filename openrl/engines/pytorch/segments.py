@@ -45,6 +45,10 @@ class StackedAdapters(ABC):
     def add_to(self, y_TN: Tensor, x_TD: Tensor, index: int) -> None:
         """Adds each row's low-rank product of linear `index` to `y_TN`, in place."""
 
+    @abstractmethod
+    def add_joined(self, y_TN: Tensor, x_TD: Tensor, first: int) -> None:
+        """The same for all linears that take one input; `y_TN` has their outputs side by side."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedInput:

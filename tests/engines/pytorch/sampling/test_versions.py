@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def test_a_thousand_saves_grow_no_memory(
     assert tensors[0] == tensors[1]
     assert resident[1] - resident[0] < 20 * size
     assert d.sampler.versions.in_memory == 16
+    shutil.rmtree(tmp_path)  # lest pytest keep it
 
 
 def resident_bytes() -> int:
