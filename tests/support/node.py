@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from openrl.config import Config, EngineConfig, ModelSource
+from openrl.config import Config, EngineConfig, ModelSource, SchedulerConfig
 from openrl.engines.base import Engine
 from openrl.server import Node, node
 
@@ -18,6 +18,7 @@ CONFIG = Config(
     poll_seconds=2.0,
     drain_seconds=5.0,
     engine=EngineConfig(kind="fake"),
+    scheduler=SchedulerConfig(gap_seconds=0.2),
 )
 
 
@@ -30,7 +31,9 @@ async def serving(
 
 
 @contextmanager
-def serving_in_a_thread(data: Path, config: Config = CONFIG) -> Iterator[str]:
+def serving_in_a_thread(
+    data: Path, config: Config = CONFIG, engine: Engine | None = None
+) -> Iterator[str]:
     """Gives the address, for clients that block."""
     started: list[str] = []
     up = threading.Event()
@@ -38,7 +41,7 @@ def serving_in_a_thread(data: Path, config: Config = CONFIG) -> Iterator[str]:
     stop = asyncio.Event()
 
     async def main() -> None:
-        async with serving(data, config) as running:
+        async with serving(data, config, engine) as running:
             started.append(running.address)
             up.set()
             await stop.wait()
