@@ -35,8 +35,8 @@ class Item:
     """A request as the core sees it.
 
     `lane` orders items by `seq_id`, except for samples, which are unordered. `atoms` holds the
-    tokens of each atom of a forward_backward, in order. `payload_bytes` counts against the
-    owner's queue bound. `deadline` is when the caller stops caring.
+    tokens of each atom of a forward_backward, in order. `deadline` is when the caller stops
+    caring.
     """
 
     request_id: RequestId
@@ -48,7 +48,6 @@ class Item:
     weights: WeightsKey
     atoms: tuple[int, ...] = ()
     sample: SampleSize | None = None
-    payload_bytes: int = 0
     deadline: float | None = None
 
 

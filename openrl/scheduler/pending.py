@@ -48,7 +48,6 @@ class Pending:
             weights=self.weights,
             atoms=self._atom_tokens(),
             sample=self._sample_size(),
-            payload_bytes=self.payload_bytes,
         )
 
     def _atom_tokens(self) -> tuple[int, ...]:

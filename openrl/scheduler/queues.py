@@ -23,7 +23,6 @@ class Queues:
         self.lanes: dict[str, AnyLane] = {}
         self.requests: dict[RequestId, Request] = {}
         self.samplers: dict[OwnerId, int] = {}  # unanswered sample requests
-        self.bytes: dict[OwnerId, int] = {}  # payloads of unanswered requests
         self._gap_seconds = gap_seconds
         self._weights = dict(owner_weights)
         self._gaps: list[tuple[float, str]] = []
@@ -91,7 +90,7 @@ class Queues:
         if not lane.put(request):
             return None
         self.requests[request.id] = request
-        self._count(request, 1)
+        self._count_sampler(request, 1)
         if item.deadline is not None:
             heappush(self._deadlines, (item.deadline, item.request_id))
         self.refresh(lane, now)
@@ -100,7 +99,7 @@ class Queues:
     def remove(self, request: Request, now: float) -> None:
         """The request is answered: it leaves its lane, and what waited behind it may start."""
         del self.requests[request.id]
-        self._count(request, -1)
+        self._count_sampler(request, -1)
         lane = self.lanes.get(request.item.lane)
         if lane is None:
             return
@@ -113,18 +112,13 @@ class Queues:
         if isinstance(lane, SampleLane) and not lane.requests and not lane.paused:
             self.close(lane.name)
 
-    def _count(self, request: Request, sign: int) -> None:
+    def _count_sampler(self, request: Request, sign: int) -> None:
+        if request.item.kind != "sample":
+            return
         owner = request.item.owner
-        self.bytes[owner] = self.bytes.get(owner, 0) + sign * request.item.payload_bytes
-        if not self.bytes[owner]:
-            del self.bytes[owner]
-        if request.item.kind == "sample":
-            self.samplers[owner] = self.samplers.get(owner, 0) + sign
-            if not self.samplers[owner]:
-                del self.samplers[owner]
-
-    def samples(self, owner: OwnerId) -> int:
-        return self.samplers.get(owner, 0)
+        self.samplers[owner] = self.samplers.get(owner, 0) + sign
+        if not self.samplers[owner]:
+            del self.samplers[owner]
 
     # --- what could start ---
 

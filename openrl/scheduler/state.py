@@ -36,7 +36,7 @@ from openrl.scheduler.requests import Request, Row
 from openrl.scheduler.residency import Residency
 from openrl.scheduler.settlement import settle
 from openrl.scheduler.story import Chronicle, PassRecord, Statistics, StoryLine
-from openrl.types import OwnerId, RequestId
+from openrl.types import RequestId
 
 
 class State:
@@ -74,12 +74,6 @@ class State:
     def kept_waiting(self, request_id: RequestId) -> bool:
         """Whether others' work, or a pause, is all that keeps the request from running."""
         return explain.kept_waiting(self, request_id)
-
-    def over_bound(self, owner: OwnerId, kind: ev.Kind) -> bool:
-        """Whether the owner has as much queued as it may: the door holds or refuses more."""
-        if self.queues.bytes.get(owner, 0) >= self.config.max_queued_bytes:
-            return True
-        return kind == "sample" and self.queues.samples(owner) >= self.config.max_queued_samples
 
     def story(self, lane: str) -> tuple[StoryLine, ...]:
         """What happened to the requests of a model or sampling session, oldest first; as far

@@ -265,20 +265,6 @@ def test_a_repeated_request_is_a_bug_of_the_caller() -> None:
         driver.submit(item("m", 1))
 
 
-def test_bounds_count_bytes_and_samples_of_an_owner() -> None:
-    driver = Driver(SchedulerConfig(max_queued_samples=2, max_queued_bytes=35))
-    driver.submit(sample("s", 0, owner="o"), sample("s", 1, owner="o"))
-    assert driver.state.over_bound("o", "sample")
-    assert not driver.state.over_bound("o", "optim_step")
-    assert not driver.state.over_bound("p", "sample")
-    driver.open("m")
-    driver.submit(item("m", 1, owner="o"), item("m", 2, owner="o"))
-    assert driver.state.over_bound("o", "optim_step")
-    driver.ready()
-    driver.drain()
-    assert not driver.state.over_bound("o", "sample")
-
-
 def test_reasons_name_owners_ahead_and_operations_before() -> None:
     driver = Driver()
     driver.ready()

@@ -194,7 +194,7 @@ def test_every_request_is_answered_once_in_order_and_nothing_leaks(
     assert driver.engine.rows == {}
     statistics = driver.state.statistics()
     assert (statistics.requests_waiting, statistics.requests_running) == (0, 0)
-    assert not driver.state.queues.bytes
+    assert not driver.state.queues.samplers
     assert not driver.state.residency.doomed
 
 

@@ -33,7 +33,6 @@ def item(
     atoms: tuple[int, ...] = (100,),
     weights: WeightsKey = BASE,
     deadline: float | None = None,
-    payload: int = 10,
 ) -> ev.Item:
     return ev.Item(
         RequestId(f"{lane}:{seq}"),
@@ -45,7 +44,6 @@ def item(
         weights,
         atoms if kind == "forward_backward" else (),
         None,
-        payload,
         deadline,
     )
 
@@ -71,7 +69,6 @@ def sample(
         weights,
         (),
         ev.SampleSize(prompt, rows, new),
-        10,
         deadline,
     )
 
