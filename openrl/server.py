@@ -161,7 +161,8 @@ async def _door(services: Services) -> AsyncIterator[str]:
 
 
 async def serve(config: Config) -> None:
-    """Serves until a signal comes. Raises what kept it from serving."""
+    """Serves until a signal comes. Raises what kept it from serving, then or later: a node whose
+    engine is gone ends, so that whoever watches it starts another."""
     view = StartupView(config)
     stop = asyncio.Event()
     _listen_for_signals(stop)
@@ -172,7 +173,7 @@ async def serve(config: Config) -> None:
             await _first(running.actor.loaded(), stop.wait())
             if not stop.is_set():
                 view.ready(running.address)
-                await stop.wait()
+                await _first(running.actor.lost(), stop.wait())
         finally:
             view.close()
         log.info("draining: new work is refused, accepted work is finished")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import NoReturn
 
 from openrl.actors import EngineThread, Tasks
 from openrl.catalogue import Catalogue
@@ -119,6 +120,12 @@ class EngineActor:
         await self._loading.over.wait()
         if self.failure is not None:
             raise self.failure
+
+    async def lost(self) -> NoReturn:
+        """Raises why nothing runs here any more, when it comes to that."""
+        await self._loading.broken.wait()
+        assert self.failure is not None
+        raise self.failure
 
     async def drain(self, seconds: float) -> int:
         """Waits for what is accepted; then refuses what is left, and returns how much it was."""

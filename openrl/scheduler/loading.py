@@ -29,6 +29,7 @@ class Loading:
         self.ready = False
         self.failure: OpenRLError | None = None
         self.over = asyncio.Event()  # the engine is ready, or never will be
+        self.broken = asyncio.Event()  # `failure` is set
 
     def progressed(self, progress: LoadProgress) -> None:
         """Called on the engine's thread; a single assignment, so that no lock is needed."""
@@ -41,6 +42,7 @@ class Loading:
 
     def fail(self, error: OpenRLError) -> None:
         self.failure = error
+        self.broken.set()
         self.over.set()
 
     def status(self, bases: Mapping[str, BaseModelInfo]) -> tuple[ModelStatus, ...]:
