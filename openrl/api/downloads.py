@@ -40,11 +40,12 @@ class Downloads:
         ]
 
     async def archive(self, request: web.Request) -> web.Response:
-        """A redirect for SDKs that ask for gzip, since they read `Location` and nothing else."""
+        """A redirect for SDKs that ask for gzip (in a second `Accept`): they read `Location` and
+        nothing else."""
         checkpoint = self._readable(request)
         expires = self._services.clock() + LINK_SECONDS
         url = self._link(request, checkpoint, None, expires)
-        if "application/gzip" in request.headers.get("Accept", ""):
+        if "application/gzip" in ", ".join(request.headers.getall("Accept", [])):
             when = format_datetime(datetime.fromtimestamp(expires, UTC), usegmt=True)
             return web.Response(status=302, headers={"Location": url, "Expires": when})
         return codec.answer(request, {"url": url, "expires": shapes.time(expires)})

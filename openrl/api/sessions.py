@@ -44,6 +44,7 @@ class Sessions:
             display_name=body.display_name,
         )
         self._services.catalogue.add_session(session)
+        self._services.heard[session.session_id] = session.created_at
         return codec.answer(request, {"type": "create_session", "session_id": session.session_id})
 
     async def heartbeat(self, request: web.Request) -> web.Response:

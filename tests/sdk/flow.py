@@ -7,8 +7,12 @@ AssertionError at the first thing that is not as it should be.
 """
 
 import asyncio
+import io
 import math
 import sys
+import tarfile
+import urllib.request
+from datetime import UTC, datetime
 from importlib.metadata import version
 
 import numpy as np
@@ -176,10 +180,27 @@ def rest(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None
     found = client.list_checkpoints(run_id).result().checkpoints
     kinds = {each.checkpoint_id: each.checkpoint_type for each in found}
     assert kinds == {"weights/kept": "training", "sampler_weights/for-sampling": "sampler"}
+    kept = f"tinker://{run_id}/weights/kept"
+    client.publish_checkpoint_from_tinker_path(kept).result()
+    assert [each.public for each in client.list_checkpoints(run_id).result().checkpoints] == [
+        each.checkpoint_id == "weights/kept" for each in found
+    ]
+    client.unpublish_checkpoint_from_tinker_path(kept).result()
+    if hasattr(client, "get_checkpoint_archive_url_from_tinker_path"):  # until 0.35
+        archive(client.get_checkpoint_archive_url_from_tinker_path(kept).result())
     client.delete_checkpoint(run_id, "sampler_weights/for-sampling").result()
     assert len(client.list_checkpoints(run_id).result().checkpoints) == 1
     session = run_id.split(":train:")[0]
     assert run_id in client.get_session(session).result().training_run_ids
+
+
+def archive(link: "types.CheckpointArchiveUrlResponse") -> None:
+    with urllib.request.urlopen(link.url) as response:
+        body = io.BytesIO(response.read())
+    with tarfile.open(fileobj=body) as tar:
+        names = set(tar.getnames())
+    assert names == {"adapter_config.json", "adapter_model.safetensors", "checkpoint_complete"}
+    assert link.expires.replace(tzinfo=UTC) > datetime.now(UTC)
 
 
 async def asynchronously(service: tinker.ServiceClient, model: str) -> None:
