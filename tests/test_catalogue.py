@@ -238,6 +238,22 @@ def test_clients_of_a_sampler_have_numbers_that_outlive_a_restart(
     assert Catalogue(file).join_sampler(name, ALICE) == 3
 
 
+def test_followers_read_what_their_run_pinned_last(file: Path) -> None:
+    """One row is written for any number of them; a restart forgets nothing."""
+    catalogue = Catalogue(file)
+    catalogue.add_run(RUN)
+    for name, follows in (("s:sample:1", RUN.model_id), ("s:sample:2", None)):
+        sampler = replace(SAMPLER, sampling_session_id=SamplingSessionId(name), follows=follows)
+        catalogue.add_sampler(sampler)
+    older, newer = (SamplerTarget("base", VersionId(v)) for v in ("old", "new"))
+    assert catalogue.move_followers(RUN.model_id, older) is None
+    assert catalogue.move_followers(RUN.model_id, newer) == older
+    catalogue.close()
+    again = Catalogue(file)
+    assert again.sampler("s:sample:1", ALICE).target == newer
+    assert again.sampler("s:sample:2", ALICE).target == SAMPLER.target
+
+
 def test_memory_holds_the_newest_and_the_file_the_rest(file: Path) -> None:
     catalogue = Catalogue(file, remembered=2)
     for name in "abcde":

@@ -195,7 +195,10 @@ class Catalogue:
         return standing
 
     def sampler(self, sampling_session_id: str, owner: OwnerId) -> Sampler:
-        return self._owned(Sampler, sampling_session_id, owner)
+        """With the target that it reads now."""
+        sampler = self._owned(Sampler, sampling_session_id, owner)
+        run = self._find(Run, sampler.follows) if sampler.follows else None
+        return replace(sampler, target=run.inflight) if run and run.inflight else sampler
 
     def join_sampler(self, sampling_session_id: str, owner: OwnerId) -> int:
         """Counts one more client, and returns its number: 1 for the first that joins."""
@@ -204,10 +207,13 @@ class Catalogue:
         self._put(joined)
         return joined.clients
 
-    def retarget_sampler(self, sampling_session_id: str, target: SamplerTarget) -> None:
-        """For a sampler that follows its model."""
-        if sampler := self._find(Sampler, sampling_session_id):
-            self._put(replace(sampler, target=target))
+    def move_followers(self, model_id: ModelId, target: SamplerTarget) -> SamplerTarget | None:
+        """All samplers that follow the run read `target` from now on; returns what they left."""
+        run = self._find(Run, model_id)
+        if run is None:
+            return None
+        self._put(replace(run, inflight=target))
+        return run.inflight
 
     def find_sampler(self, sampling_session_id: str) -> Sampler | None:
         """For ourselves: whoever its owner is."""

@@ -39,7 +39,8 @@ class Session:
 @dataclass(frozen=True, slots=True)
 class Run:
     """One training run; `lora` with its seed as drawn. A run that is a copy of a checkpoint
-    holds that checkpoint alone, and nothing was ever trained under its name."""
+    holds that checkpoint alone, and nothing was ever trained under its name. `inflight` is what
+    the samplers that follow it read."""
 
     model_id: ModelId
     session_id: SessionId
@@ -50,6 +51,7 @@ class Run:
     last_request_at: float
     user_metadata: Mapping[str, str] | None = None
     copied_from: TinkerPath | None = None
+    inflight: SamplerTarget | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """`clients` counts the clones that have joined it."""
+    """`clients` counts the clones that have joined it. One that `follows` a run reads what the
+    run's newest inflight save pinned; `target` is what it began with."""
 
     sampling_session_id: SamplingSessionId
     session_id: SessionId
@@ -91,6 +94,7 @@ class Sampler:
     target: SamplerTarget
     created_at: float
     clients: int = 0
+    follows: ModelId | None = None
 
 
 Noun: TypeAlias = Session | Run | Checkpoint | Sampler
@@ -108,6 +112,7 @@ class Page(Generic[T]):
 _INNER: Mapping[str, Callable[[Any], Any]] = {
     "lora": lambda value: LoraConfig(**value),
     "target": lambda value: SamplerTarget(**value),
+    "inflight": lambda value: value and SamplerTarget(**value),
     "tags": tuple,
 }
 

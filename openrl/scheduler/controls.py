@@ -247,18 +247,14 @@ class Controls:
     def _add_sampler(self, order: Order, session: SamplingSessionId, inflight: bool) -> None:
         model, version = order.model, VersionId(order.work.request_id)
         target = SamplerTarget(model.base_model, version)
-        self._catalogue.add_sampler(
-            Sampler(session, order.work.session_id, model.owner, target, self._now())
-        )
-        self._models.pins.add(version, model.model_id, model.owner)
-        if inflight:
-            for earlier in self._models.follow(model.model_id, session):
-                self._retarget(earlier, target)
-
-    def _retarget(self, session: SamplingSessionId, target: SamplerTarget) -> None:
-        if (sampler := self._catalogue.find_sampler(session)) and sampler.target.version:
-            self._models.pins.supersede(sampler.target.version)
-        self._catalogue.retarget_sampler(session, target)
+        follows = model.model_id if inflight else None
+        owner, now = model.owner, self._now()
+        row = Sampler(session, order.work.session_id, owner, target, now, follows=follows)
+        self._catalogue.add_sampler(row)
+        left = self._catalogue.move_followers(model.model_id, target) if inflight else None
+        self._models.pins.add(version, model.model_id, owner)
+        if left is not None and left.version is not None:
+            self._models.pins.supersede(left.version)
 
 
 def _path_of(model: Model, save: Save) -> TinkerPath:

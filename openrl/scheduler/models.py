@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from openrl.engines.base import BaseModelInfo
 from openrl.errors import NotFound, OpenRLError
 from openrl.scheduler.pins import Pins
-from openrl.types import LoraConfig, ModelId, OwnerId, SamplingSessionId, SessionId
+from openrl.types import LoraConfig, ModelId, OwnerId, SessionId
 
 
 @dataclass(slots=True)
@@ -31,7 +31,6 @@ class Models:
         self.pins = pins
         self._bases: dict[str, BaseModelInfo] = {}
         self._models: dict[str, Model] = {}
-        self._inflight: dict[ModelId, list[SamplingSessionId]] = {}
 
     # --- base models ---
 
@@ -69,12 +68,3 @@ class Models:
 
     def close(self, model_id: str, error: OpenRLError) -> None:
         self._models[model_id].closed = error
-
-    # --- samplers that follow their model ---
-
-    def follow(self, model_id: ModelId, sampler: SamplingSessionId) -> list[SamplingSessionId]:
-        """Adds one; returns those that followed the model before."""
-        followers = self._inflight.setdefault(model_id, [])
-        before = list(followers)
-        followers.append(sampler)
-        return before

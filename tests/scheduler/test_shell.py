@@ -521,6 +521,7 @@ async def test_weights_that_inflight_samplers_left_do_not_stay(tmp_path: Path) -
             await whole.does(lane, SaveWeightsForSampler(None, session, inflight=True))
         targets = {whole.catalogue.sampler(f"s:sample:{i}", ALICE).target for i in range(1, 20)}
         (newest,) = targets
+        assert newest.version == f"{lane}:{whole.seqs[lane]}"
         moved = await whole.does("s:sample:1", ask, target=newest)
         kept = await whole.does("s:sample:0", ask, target=snapshot)
     assert _tokens(kept) == _tokens(before)
