@@ -25,14 +25,16 @@ async def housekeeping(
     """Runs until cancelled; `now` gives Unix seconds."""
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
-        tidy(catalogue, checkpoints, futures, now())
+        await tidy(catalogue, checkpoints, futures, now())
 
 
-def tidy(catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, now: float) -> None:
+async def tidy(
+    catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, now: float
+) -> None:
     """One round. What a full disk does not let it write waits for the next."""
     futures.sweep()
     try:
-        delete_expired(catalogue, checkpoints, now)
+        await delete_expired(catalogue, checkpoints, now)
         catalogue.write_touched()
         catalogue.usage.write()
         catalogue.audit.forget(now)
@@ -40,13 +42,14 @@ def tidy(catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, n
         log.error("the catalogue cannot be tidied up: %s", error)
 
 
-def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: float) -> int:
+async def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: float) -> int:
     """Deletes the checkpoints whose time to live has passed; returns how many those were. Files
     go first: they make the room that a full disk needs to forget their row."""
     expired = catalogue.expired(now)
     for checkpoint in expired:
-        checkpoints.delete(checkpoint.path, checkpoint.created_at)
-        catalogue.delete_checkpoint(checkpoint.path, checkpoint.owner)
+        await asyncio.to_thread(checkpoints.delete, checkpoint.path, checkpoint.created_at)
+        if not catalogue.delete_checkpoint(checkpoint):
+            continue
         catalogue.audit.add(checkpoint.owner, now, "checkpoint_expire", tinker_path=checkpoint.path)
         log.info("checkpoint %s has expired and is deleted", checkpoint.path)
     return len(expired)

@@ -99,7 +99,6 @@ def test_another_owners_names_are_not_found(catalogue: Catalogue) -> None:
         lambda owner: catalogue.checkpoint(CHECKPOINT.path, owner),
         lambda owner: catalogue.checkpoints_of("s:train:0", owner),
         lambda owner: catalogue.set_expiry(CHECKPOINT.path, owner, None),
-        lambda owner: catalogue.delete_checkpoint(CHECKPOINT.path, owner),
         lambda owner: catalogue.sampler("s:sample:0", owner),
         lambda owner: catalogue.samplers_of("s", owner),
     ]
@@ -142,6 +141,8 @@ def test_a_recreated_name_is_another_version(catalogue: Catalogue) -> None:
     again = catalogue.checkpoint(CHECKPOINT.path, ALICE)
     assert again.version != CHECKPOINT.version
     assert catalogue.checkpoints(ALICE).total == 1
+    assert not catalogue.delete_checkpoint(CHECKPOINT)  # one that looked up the former
+    assert catalogue.checkpoint(CHECKPOINT.path, ALICE) == again
 
 
 def test_expiry_and_deletion(catalogue: Catalogue) -> None:
@@ -149,7 +150,8 @@ def test_expiry_and_deletion(catalogue: Catalogue) -> None:
     assert catalogue.expired(100.0) == (CHECKPOINT,)
     catalogue.set_expiry(CHECKPOINT.path, ALICE, None)
     assert catalogue.expired(1e12) == ()
-    assert catalogue.delete_checkpoint(CHECKPOINT.path, ALICE).path == CHECKPOINT.path
+    assert catalogue.delete_checkpoint(CHECKPOINT)
+    assert not catalogue.delete_checkpoint(CHECKPOINT)
     with pytest.raises(NotFound):
         catalogue.checkpoint(CHECKPOINT.path, ALICE)
     assert catalogue.checkpoints(ALICE).total == 0

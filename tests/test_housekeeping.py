@@ -21,7 +21,7 @@ def expired() -> Checkpoint:
     return Checkpoint(PATH, model, ME, "weights", "old", "base", lora, 1.0, 4, True, expires_at=2.0)
 
 
-def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
+async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
     file = tmp_path / "catalogue.sqlite"
     catalogue, store = Catalogue(file), CheckpointStore(tmp_path / "checkpoints")
     futures = Futures(clock=lambda: 1e9, retention_seconds=0.0)
@@ -40,13 +40,13 @@ def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
             "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
         )
     catalogue.audit.add(ME, 3.0, "checkpoint_create")
-    tidy(catalogue, store, futures, 3.0)
+    await tidy(catalogue, store, futures, 3.0)
     assert not store.exists(PATH, 1.0)  # the room that the rest needs
     assert catalogue.runs(ME).items[0].last_request_at == 7.0  # reading needs no writing
 
     for name in ("nouns_INSERT", "nouns_DELETE", "usage_INSERT"):
         disk.execute(f"DROP TRIGGER {name}")
-    tidy(catalogue, store, futures, 3.0)
+    await tidy(catalogue, store, futures, 3.0)
     assert catalogue.find_checkpoint(PATH) is None
     assert catalogue.usage.between(ME, 0.0, 1e9) == ((BUCKET, 5),)
     catalogue.close()
@@ -59,12 +59,12 @@ def test_an_entry_that_cannot_be_kept_fails_nobody(tmp_path: Path) -> None:
     catalogue.audit.add(ME, 3.0, "checkpoint_create")
 
 
-def test_old_answers_are_forgotten(tmp_path: Path) -> None:
+async def test_old_answers_are_forgotten(tmp_path: Path) -> None:
     catalogue, store = Catalogue(None), CheckpointStore(tmp_path)
     time = [0.0]
     futures = Futures(lambda: time[0], retention_seconds=10.0)
     futures.open(RequestId("r"), ME, "Sample", "lane")
     futures.resolve(RequestId("r"), None)  # type: ignore[arg-type]
     time[0] = 11.0
-    tidy(catalogue, store, futures, 0.0)
+    await tidy(catalogue, store, futures, 0.0)
     assert len(futures) == 0

@@ -41,7 +41,7 @@ class Checkpoints:
         catalogue, owner = self._services.catalogue, auth.owner_of(request)
         gone = catalogue.checkpoint(path_of(request), owner)
         await asyncio.to_thread(self._services.checkpoints.delete, gone.path, gone.created_at)
-        catalogue.delete_checkpoint(gone.path, owner)
+        catalogue.delete_checkpoint(gone)
         self._note(request, "checkpoint_delete", gone.path)
         return codec.answer(request, {})
 

@@ -174,12 +174,14 @@ class Catalogue:
         bodies = self._table.expired("Checkpoint", now)
         return tuple(decode(Checkpoint, body) for body in bodies)
 
-    def delete_checkpoint(self, path: str, owner: OwnerId) -> Checkpoint:
-        """Returns what was deleted, so that its files can follow."""
-        checkpoint = self.checkpoint(path, owner)
-        self._table.delete("Checkpoint", path)
-        self._known.pop(("Checkpoint", path), None)
-        return checkpoint
+    def delete_checkpoint(self, checkpoint: Checkpoint) -> bool:
+        """False when its path has been deleted or written anew since it was looked up."""
+        standing = self._find(Checkpoint, checkpoint.path)
+        if standing is None or standing.version != checkpoint.version:
+            return False
+        self._table.delete("Checkpoint", checkpoint.path)
+        self._known.pop(("Checkpoint", checkpoint.path), None)
+        return True
 
     # --- samplers ---
 

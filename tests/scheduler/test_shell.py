@@ -488,7 +488,8 @@ async def test_a_replaced_checkpoint_is_gone_for_its_samplers(tmp_path: Path) ->
     async with shell(tmp_path) as whole:
         lane = await whole.model()
         path = (await whole.does(lane, SaveWeightsForSampler("v", None))).path
-        checkpoint = whole.catalogue.delete_checkpoint(path, ALICE)
+        checkpoint = whole.catalogue.checkpoint(path, ALICE)
+        whole.catalogue.delete_checkpoint(checkpoint)
         with pytest.raises(Gone):
             await whole.send("s:sample:0", sample([1]), target=checkpoint.target)
 
