@@ -149,9 +149,9 @@ class KVMemory(Generic[Owner]):
         shelf.slots.append(slot)
         return slot
 
-    def move(self, slot: Slot[Owner], tokens: int, filled: int) -> bool:
+    def move(self, slot: Slot[Owner], tokens: int, filled: int, company: int = 1) -> bool:
         """Gives the slot room for `tokens`, keeping its first `filled`; False without memory."""
-        bigger = self.allocate(slot.owner, tokens)
+        bigger = self.allocate(slot.owner, tokens, company)
         if bigger is None:
             return False
         new, index = bigger.shelf, bigger.index
@@ -195,11 +195,27 @@ class KVMemory(Generic[Owner]):
         if rows < 1:
             return None
         shelf = Shelf[Owner](self.shape, capacity, rows, self.device)
-        self._shelves.setdefault(capacity, []).append(shelf)
-        self._shelves[capacity].sort(key=lambda s: -s.rows)
+        kept = self._absorb(shelf, self._shelves.get(capacity, []))
+        self._shelves[capacity] = sorted([*kept, shelf], key=lambda s: -s.rows)
         return shelf
 
     def _wanted_rows(self, capacity: int, company: int) -> int:
         existing = sum(shelf.rows for shelf in self._shelves.get(capacity, ()))
         most = max(1, min(_SHELF_TOKENS, self.total // 16) // capacity)
-        return min(most, max(_FIRST_ROWS, existing, 1 << (company - 1).bit_length()))
+        return min(most, max(_FIRST_ROWS, 1 << (existing + company - 1).bit_length()))
+
+    @staticmethod
+    def _absorb(shelf: Shelf[Owner], others: list[Shelf[Owner]]) -> list[Shelf[Owner]]:
+        """Moves the rows of small shelves into a new one that has room for them and one more:
+        few large shelves make few attention calls. Returns the shelves that stay."""
+        kept = []
+        for other in reversed(others):  # the smallest first
+            start, count = len(shelf.slots), len(other.slots)
+            if start + count >= shelf.rows:
+                kept.append(other)
+                continue
+            shelf.kv[:, :, start : start + count] = other.kv[:, :, :count]
+            shelf.slots += other.slots
+            for index in range(start, start + count):
+                shelf.slots[index].shelf, shelf.slots[index].index = shelf, index
+        return kept

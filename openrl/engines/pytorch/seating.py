@@ -137,15 +137,15 @@ class Seating:
     def grow(self) -> bool:
         """Room for one more token in every row; false when no row has a slot."""
         full = [row for row in self._seated() if row.slot and row.filled >= row.slot.capacity]
-        for row in sorted(full, key=lambda row: row.order):
-            self._make_room(row)
+        for number, row in enumerate(sorted(full, key=lambda row: row.order)):
+            self._make_room(row, len(full) - number)
         return next(self._seated(), None) is not None
 
-    def _make_room(self, row: Row) -> None:
+    def _make_room(self, row: Row, company: int) -> None:
         """Takes the youngest rows' memory until this one can grow, or until it is the youngest
         itself."""
         while row.slot is not None:
             self._changed()
-            if self._memory.move(row.slot, row.filled + 1, row.filled):
+            if self._memory.move(row.slot, row.filled + 1, row.filled, company):
                 return
             self._park(max(self._seated(), key=lambda other: other.order))
