@@ -50,6 +50,10 @@ MEANINGS: Mapping[str, str] = {
     "engine.wait_policy": "How OpenMP's threads wait. Active ones spin, which slows everything "
     "else on the machine.",
     "engine.max_lora_rank": "The highest rank that `create_model` accepts.",
+    "engine.adapter_bytes": "Memory on the device for adapters with optimizers and gradients; idle "
+    "ones beyond it move away and come back unseen. When left out, a quarter of what is free.",
+    "engine.adapter_host_bytes": "Memory of the host for idle adapters of a device that has its "
+    "own; beyond it they go to disk.",
     "engine.kv_cache_bytes": "Memory for the keys and values of sequences being sampled.",
     "engine.idle_versions": "Sets of sampler weights that stay in memory while nobody samples "
     "from them; further ones are on disk.",

@@ -87,6 +87,8 @@ class EngineConfig:
     wait_policy: Literal["passive", "active"] = "passive"
     max_lora_rank: Count = 256
     kv_cache_bytes: Count = 1 << 30
+    adapter_bytes: Count | None = None
+    adapter_host_bytes: Count = 8 << 30
     idle_versions: Count = 16
     max_rows: Count = 256
     sampled_logprobs: Literal["tempered", "raw"] = "tempered"

@@ -16,8 +16,8 @@ buffers. Base weights never get gradients.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ from openrl.engines.pytorch.segments import (
     StackedAdapters,
     adapted_linears,
 )
+from openrl.engines.pytorch.wire import AdaptedLinear, Wire
 from openrl.errors import UserError
 
 TARGETS: dict[str, Group] = {
@@ -49,58 +50,6 @@ _HEAD_NAME = "model.unembed_tokens"
 _PACKED = "openrl_packed"
 _CACHED_BYTES = 4 << 20
 _FEWEST_FUSED = 256
-
-
-class _Wire:
-    """How a batch's segments reach the linears, since transformers' MLPs pass no keywords on.
-
-    Set for the length of one forward pass of one base model, on the engine's only thread.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.stacked: StackedAdapters | None = None
-        self._cut = Cut((), 0)
-        self.anchor = torch.zeros(1, device=device, requires_grad=True)
-        self._input: Tensor | None = None
-        self._ready: dict[int, Tensor] = {}  # by linear index, results that wait for their linear
-
-    @contextmanager
-    def connect(self, segments: Sequence[Segment] | StackedAdapters, rows: int) -> Iterator[None]:
-        if isinstance(segments, StackedAdapters):
-            self.stacked = segments
-        else:
-            self._cut = Cut(segments, rows)
-        try:
-            yield
-        finally:
-            self.stacked, self._cut, self._input, self._ready = None, Cut((), 0), None, {}
-
-    def product(self, linears: SharedInput, index: int, x: Tensor) -> Tensor:
-        """Of one of the linears; the first to be called with an input computes for all."""
-        if self._input is not x or index not in self._ready:
-            ys = adapted_linears(x.flatten(0, -2), linears, self._cut, self.anchor)
-            self._input, self._ready = x, dict(enumerate(ys, linears.first))
-        return self._ready.pop(index)
-
-
-class AdaptedLinear(nn.Module):
-    """A frozen linear with the segments' low-rank products; takes [..., T, D] with leading 1s."""
-
-    def __init__(self, linear: nn.Linear, index: int, wire: _Wire) -> None:
-        super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
-        self.shared: SharedInput
-        self._index, self._wire = index, wire
-
-    def forward(self, x: Tensor) -> Tensor:
-        stacked = self._wire.stacked
-        if stacked is not None:
-            x_TD = x.flatten(0, -2)
-            y_TN = F.linear(x_TD, self.weight, self.bias)
-            stacked.add_to(y_TN, x_TD, self._index)
-        else:
-            y_TN = self._wire.product(self.shared, self._index, x)
-        return y_TN.view(*x.shape[:-1], y_TN.shape[-1])
 
 
 class BaseModel:
@@ -117,15 +66,18 @@ class BaseModel:
         self.config = self._model.config
         self.device = next(model.parameters()).device
         self.dtype = next(model.parameters()).dtype
-        self._wire = _Wire(self.device)
+        self._wire = Wire(self.device)
         self._head = _head_of(self._model)
         self.softcap: float | None = getattr(self.config, "final_logit_softcapping", None)
         self.linears = (*_wrap_linears(self.decoder, self._wire), self._head_spec())
         self.head = SharedInput(
             self.head_index, (self.head_weight_VD,), (cast("Tensor | None", self._head.bias),)
         )
+        _route_layers(self.decoder, self._wire)
         _steady_activations(self.decoder, ACTIVATIONS[activation_name(self.config)]())
         self._model.set_attn_implementation(_PACKED)
+        self.row_bytes = 0
+        """What one row of a training batch keeps for the backward pass; measured at load."""
 
     def _head_spec(self) -> LinearSpec:
         index = _count_targets(self.decoder)
@@ -174,9 +126,15 @@ class BaseModel:
     def head_index(self) -> int:
         return self.linears[-1].index
 
-    def hidden(self, batch: Batch) -> Tensor:
-        """Hidden states [T, D] after the final norm, in the base model's dtype."""
-        with self._wire.connect(batch.segments, batch.token_ids_T.shape[0]):
+    def hidden(self, batch: Batch, recompute: bool = False) -> Tensor:
+        """Hidden states [T, D] after the final norm, in the base model's dtype. `recompute`
+        trades a second forward pass for the memory of what the backward pass needs."""
+        if isinstance(batch.segments, StackedAdapters):
+            connected = self._wire.connect(batch.segments)
+        else:
+            cut = Cut(batch.segments, batch.token_ids_T.shape[0])
+            connected = self._wire.connect(cut, recompute)
+        with connected:
             out = self.decoder(
                 input_ids=batch.token_ids_T[None],
                 position_ids=batch.position_ids_T[None],
@@ -211,7 +169,7 @@ def _count_targets(decoder: nn.Module) -> int:
     return sum(isinstance(module, AdaptedLinear) for module in decoder.modules())
 
 
-def _wrap_linears(decoder: nn.Module, wire: _Wire) -> list[LinearSpec]:
+def _wrap_linears(decoder: nn.Module, wire: Wire) -> list[LinearSpec]:
     targets = [(n, m) for n, m in decoder.named_modules() if is_target(n, m)]
     specs: list[LinearSpec] = []
     wrapped = []
@@ -237,6 +195,11 @@ def _wrap_linears(decoder: nn.Module, wire: _Wire) -> list[LinearSpec]:
         for member in group:
             member.shared = shared
     return specs
+
+
+def _route_layers(decoder: nn.Module, wire: Wire) -> None:
+    for layer in cast("nn.ModuleList", decoder.layers):
+        layer.forward = partial(wire.run, layer.forward)
 
 
 def _steady_activations(decoder: nn.Module, activation: nn.Module) -> None:

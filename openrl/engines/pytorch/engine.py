@@ -6,10 +6,9 @@ Driven by one thread. Public names that share a directory share weights.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,9 +41,14 @@ from openrl.engines.base import (
 )
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.checkpoint import read_adapter
+from openrl.engines.pytorch.heap import keep_freed_memory
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS
 from openrl.engines.pytorch.loading import load_base_model
+from openrl.engines.pytorch.logprobs import chunk_bytes
 from openrl.engines.pytorch.model_files import read_info, weights_directory
+from openrl.engines.pytorch.numerics import Numerics, examine
+from openrl.engines.pytorch.paging import AdapterBudget
+from openrl.engines.pytorch.plan import Needs, Plan, free_bytes, make_plan
 from openrl.engines.pytorch.sampler import Sampler
 from openrl.engines.pytorch.stops import LazyDetokenizer
 from openrl.engines.pytorch.trainer import Trainer
@@ -52,8 +56,9 @@ from openrl.errors import OpenRLError, ServerError, UserError
 
 log = logging.getLogger("openrl")
 
-_SLOTS = 4096
-"""Adapters live in memory, so this is no limit that a user can hit before memory ends."""
+_GIB = 1 << 30
+_SLOTS = 1 << 20
+"""Slots are a cache of the trainer's own: there is no number of models that a user can hit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +66,7 @@ class _Served:
     base: BaseModel
     trainer: Trainer
     sampler: Sampler
+    numerics: Numerics
 
 
 class TorchEngine:
@@ -86,13 +92,19 @@ class TorchEngine:
         if self._pages is not None:
             shutil.rmtree(self._pages, ignore_errors=True)
         infos = self.describe()
-        count = len({info.weights for info in infos})
+        bases: dict[WeightsKey, BaseModel] = {}
         for source, info in zip(self._sources, infos, strict=True):
-            if info.weights not in self._served:
+            if info.weights not in bases:
                 where = f"on {self.device} in {str(self.dtype).removeprefix('torch.')}"
                 progress(LoadProgress(info.weights, f"loading {info.name} {where}", 0.0))
-                self._served[info.weights] = self._serve(source, info, count)
+                directory = weights_directory(source)
+                bases[info.weights] = load_base_model(directory, self.device, self.dtype)
                 progress(LoadProgress(info.weights, f"{info.name} is loaded {where}", 1.0))
+        plan = self._plan(list(bases.values()))
+        for source, info in zip(self._sources, infos, strict=True):
+            if info.weights not in self._served:
+                base = bases[info.weights]
+                self._served[info.weights] = self._serve(source, info, base, plan, len(bases))
         return self._capacity()
 
     def execute(self, work: Pass) -> Executed:
@@ -103,6 +115,8 @@ class TorchEngine:
         return Executed(report, time.perf_counter() - started, self._capacity())
 
     def close(self) -> None:
+        for served in self._served.values():
+            served.trainer.close()
         self._served.clear()
 
     # --- loading ----------------------------------------------------------------------------
@@ -110,6 +124,8 @@ class TorchEngine:
     def _settle_torch(self) -> None:
         if self._config.threads is not None:
             torch.set_num_threads(self._config.threads)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         transformers.utils.logging.disable_progress_bar()
         log.info(
             "torch %s on %s, %s, %d threads",
@@ -119,22 +135,45 @@ class TorchEngine:
             torch.get_num_threads(),
         )
 
-    def _serve(self, source: ModelSource, info: BaseModelInfo, sharing: int) -> _Served:
-        directory = weights_directory(source)
-        base = load_base_model(directory, self.device, self.dtype)
+    def _plan(self, bases: Sequence[BaseModel]) -> Plan:
+        config = self._config
+        free = free_bytes(self.device)
+        plan = make_plan(free, config.adapter_bytes, config.kv_cache_bytes, _needs(bases))
+        left = plan.activations
+        log.info(
+            "memory in GiB: free %s, adapters %s, KV cache %s, activations %s",
+            *(
+                "unbounded" if size is None else f"{size / _GIB:.1f}"
+                for size in (plan.free, plan.adapters, plan.kv_cache, left)
+            ),
+        )
+        return plan
+
+    def _serve(
+        self, source: ModelSource, info: BaseModelInfo, base: BaseModel, plan: Plan, sharing: int
+    ) -> _Served:
         sampler = Sampler(
             base,
-            kv_cache_bytes=self._config.kv_cache_bytes // sharing,
+            kv_cache_bytes=plan.kv_cache // sharing,
             eos_token_ids=info.eos_token_ids,
-            detokenizer=LazyDetokenizer(str(directory)),
+            detokenizer=LazyDetokenizer(str(weights_directory(source))),
             read_adapter=partial(
                 read_adapter, linears=base.linears, device=base.device, dtype=base.dtype
             ),
-            pages=self._pages and self._pages / str(len(self._served)),
-            idle_versions=self._config.idle_versions,
             raw_logprobs=self._config.sampled_logprobs == "raw",
         )
-        return _Served(base, Trainer(base, info.name), sampler)
+        budget = AdapterBudget(
+            plan.adapters_of(sharing), self._config.adapter_host_bytes // sharing
+        )
+        trainer = Trainer(base, info.name, budget, plan.kept(_needs([base])[0]))
+        numerics = examine(base)
+        log.info("%s: %s, %s", info.name, numerics.fingerprint, _exactness(numerics))
+        return _Served(base, trainer, sampler, numerics)
+
+    @property
+    def numerics(self) -> Mapping[WeightsKey, Numerics]:
+        """What the numbers of each set of weights depend on; known once it is loaded."""
+        return {key: served.numerics for key, served in self._served.items()}
 
     # --- passes -----------------------------------------------------------------------------
 
@@ -192,8 +231,8 @@ class TorchEngine:
             block_tokens=BLOCK_TOKENS,
             max_rows=self._config.max_rows,
             slots_total=_SLOTS,
-            slots_used=sum(served.trainer.count for served in self._served.values()),
-            headroom_bytes=_free_bytes(self.device),
+            slots_used=sum(served.trainer.resident for served in self._served.values()),
+            headroom_bytes=free_bytes(self.device) or 0,
         )
 
 
@@ -222,10 +261,11 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     }[wanted]
 
 
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    names = getattr(os, "sysconf_names", {})
-    if "SC_AVPHYS_PAGES" not in names:  # macOS
-        return 0
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _needs(bases: Sequence[BaseModel]) -> list[Needs]:
+    return [Needs(b.row_bytes, b.num_layers, chunk_bytes(b.vocab_size)) for b in bases]
+
+
+def _exactness(numerics: Numerics) -> str:
+    if numerics.exact:
+        return "jobs in company equal jobs alone to the bit"
+    return f"jobs in company differ from jobs alone by up to {numerics.gap:.1e}"

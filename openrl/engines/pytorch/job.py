@@ -8,9 +8,25 @@ is nothing to add to, a buffer is handed on instead of copied.
 
 from __future__ import annotations
 
-from openrl.engines.pytorch.lora import Adapter, Factors
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openrl.engines.pytorch.lora import Adapter, Factors, Layout
 from openrl.engines.pytorch.optim import AdamW, Moments
 from openrl.types import RequestId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobRecord:
+    """What a job is beside its tensors. `steps` None before the first step."""
+
+    slot: int
+    layout: Layout
+    version: int
+    steps: int | None
 
 
 class Job:
@@ -27,6 +43,40 @@ class Job:
         self.gradient: Factors | None = None
         self._scratches: dict[RequestId, Factors] = {}
         self._spare: Factors | None = None
+
+    def record(self) -> JobRecord:
+        moments = self.optimizer.moments
+        steps = None if moments is None else moments.step
+        return JobRecord(self.slot, self.adapter.layout, self.version, steps)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that an idle job is made of, fp32 [size] each; the live tensors."""
+        tensors = {"weights": self.adapter.weights.flat}
+        if (moments := self.optimizer.moments) is not None:
+            tensors |= {"exp_avg": moments.exp_avg, "exp_avg_sq": moments.exp_avg_sq}
+        if self.gradient is not None:
+            tensors["gradient"] = self.gradient.flat
+        return tensors
+
+    @classmethod
+    def restored(
+        cls,
+        record: JobRecord,
+        tensors: Mapping[str, Tensor],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> Job:
+        layout = record.layout
+        # Copies, which start where fresh tensors do.
+        own = {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+        moments = None
+        if record.steps is not None:
+            moments = Moments(own["exp_avg"], own["exp_avg_sq"], record.steps)
+        adapter = Adapter(layout, layout.view(own["weights"]), dtype)
+        job = cls(record.slot, adapter, moments, record.version)
+        if "gradient" in own:
+            job.gradient = layout.view(own["gradient"])
+        return job
 
     @property
     def open_requests(self) -> int:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.base_model import TARGETS, BaseModel, is_target
+from openrl.engines.pytorch.numerics import measure_row_bytes
 from openrl.engines.pytorch.parity import reference_logprobs, require_parity
 from openrl.errors import UserError
 
@@ -31,6 +32,7 @@ def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -
     reference = reference_logprobs(model)
     base = BaseModel(model)
     require_parity(base, reference)
+    base.row_bytes = measure_row_bytes(base)
     return base
 
 

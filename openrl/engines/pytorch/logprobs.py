@@ -50,6 +50,11 @@ class Task:
     adapter: Adapter | None
 
 
+def chunk_bytes(vocab_size: int) -> int:
+    """What a chunk takes: its logits, twice where they are soft-capped or narrower than fp32."""
+    return 2 * 4 * chunk_rows(vocab_size) * vocab_size
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Wanted:
     """Where a sweep puts gradients: the head adapter's are added to `factors`, those of the
