@@ -178,6 +178,14 @@ def test_every_room_is_there() -> None:
     assert set(ROOMS) - placed == set(), "take away from FLOORS what is no more"
 
 
+def test_architecture_md_names_every_room() -> None:
+    page = (PACKAGE.parent / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    scheduler = [name for name in (*CORE, *SHELL, *PURE_SHELL) if f"`{name}`" not in page]
+    outer = [name for floor in (0, 1, 2, 4, 5) for name in FLOORS[floor]]
+    others = [name for name in outer if f"`{name}.py`" not in page and f"`{name}/`" not in page]
+    assert [*scheduler, *others] == [], "say in ARCHITECTURE.md what it is for"
+
+
 def test_imports_go_down_only() -> None:
     up = [
         found
