@@ -51,6 +51,10 @@ def _listen(pipe: BinaryIO, orders: queue.SimpleQueue[Call]) -> None:
             orders.put(frames.receive(pipe))
     except (EOFError, OSError):
         os._exit(0)  # whatever the engine is doing, nobody waits for it
+    except Exception:
+        # The parent waits for an answer that nobody would give.
+        log.exception("an order cannot be read")
+        os._exit(1)
 
 
 def _obey(engine: Engine, orders: queue.SimpleQueue[Call], answers: BinaryIO) -> None:

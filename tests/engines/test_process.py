@@ -192,6 +192,18 @@ async def test_work_over_a_killed_engine_fails_with_the_cause(
 
 
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux only")
+def test_an_order_that_cannot_be_read_ends_it(engine: ProcessEngine) -> None:
+    """Lest the parent waits for ever."""
+    engine.describe()
+    no_msgpack = b"\xc1"
+    engine._orders.write(len(no_msgpack).to_bytes(8, "little") + no_msgpack)
+    engine._orders.flush()
+    assert engine._child is not None
+    assert engine._child.wait(SECONDS) == 1
+    with pytest.raises(EngineDied):
+        engine.describe()
+
+
 def test_it_ends_with_its_parent() -> None:
     program = (
         "from openrl.engines.process import ProcessEngine\n"
