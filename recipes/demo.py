@@ -72,6 +72,7 @@ def make_jobs(options: argparse.Namespace) -> list[Job]:
 
 
 async def run(options: argparse.Namespace, view: View) -> None:
+    stop_at_sigterm()
     if options.base_url is not None:
         view.status(f"connecting to {options.base_url}")
         await reachable(options.base_url)
@@ -82,6 +83,18 @@ async def run(options: argparse.Namespace, view: View) -> None:
     model = f"{options.model}={demo.model_directory()}"
     async with local_server(directory, "--model", model) as server:
         await server.during(train_all(server.url, options, view))
+
+
+def stop_at_sigterm() -> None:
+    """As Ctrl-C does. Not by way of SIGINT: that is ignored where a shell runs us behind it."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        if not task.cancelling():  # a second signal is not to cut the server's end short
+            task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
 
 
 def fresh(directory: Path) -> Path:
@@ -180,12 +193,11 @@ def main() -> int:
     for name in FILES:
         (options.output / name).unlink(missing_ok=True)
     view = View(make_jobs(options), console)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     status = 0
     try:
         with view:
             asyncio.run(run(options, view))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped")
         status = INTERRUPTED
     except (ServerDied, OSError, tinker.TinkerError) as error:  # TimeoutError is an OSError

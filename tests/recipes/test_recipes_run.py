@@ -4,8 +4,10 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,29 @@ def test_the_demo_starts_a_server_trains_and_leaves_its_files(tmp_path):
     assert len({each["reward"] for each in steps if each["step"] == 0}) == 1
     assert (tmp_path / "reward.png").stat().st_size > 10_000
     assert (tmp_path / "samples.md").read_text().count("-- after") == 24
+
+
+def test_the_demo_ends_on_sigterm_with_its_server(tmp_path):
+    """Behind a shell that ignores SIGINT for it, as `make demo &` in a script does."""
+    command = [sys.executable, RECIPES / "demo.py", "--steps", "99999", "--output", tmp_path]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    ) as demo:
+        said = []
+        for line in demo.stdout:
+            said.append(line)
+            if "step 1/" in line:
+                demo.terminate()
+        assert demo.wait() == 130, said
+    assert said[0].startswith("importing")
+    assert "stopped\n" in said
+    url = re.search(r"http://127\S+\d", "".join(said))[0]
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/healthz", timeout=5)
+    assert (tmp_path / "reward.png").exists()
 
 
 def test_the_demo_says_when_there_is_no_server(tmp_path):
