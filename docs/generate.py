@@ -67,15 +67,15 @@ MEANINGS: Mapping[str, str] = {
     "run between. A datum is never cut.",
     "scheduler.decode_steps": "The most tokens of each sequence in one decode slice.",
     "scheduler.max_queued_samples": "Samples that one owner may have waiting; over it, 429.",
-    "scheduler.max_queued_bytes": "Bytes that one owner may have waiting; over it, training work is "
-    "held for up to 50 s before 429.",
+    "scheduler.max_queued_bytes": "Bytes that one owner may have waiting; over it, training work "
+    "is held for up to 50 s before 429.",
     "scheduler.pinned_versions": "Unnamed samplers kept for one owner; the oldest go first.",
     "scheduler.pinned_bytes": "Bytes of unnamed samplers that are kept for one owner.",
     "scheduler.max_queued_requests": "Requests of any kind that one owner may have waiting; over "
     "it, samples get 429 and training work is held.",
     "scheduler.max_models": "Models that one owner may have in memory at once; 0 is no bound.",
-    "scheduler.tokens_per_minute": "Tokens that one owner may train and sample in a minute; what is "
-    "over waits, and its polls say so. 0 is no bound.",
+    "scheduler.tokens_per_minute": "Tokens that one owner may train and sample in a minute; what "
+    "is over waits, and its polls say so. 0 is no bound.",
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
     "limits.body_bytes": "The largest body of a request, decompressed.",
     "limits.datums": "Datums in one request.",

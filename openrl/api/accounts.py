@@ -10,8 +10,8 @@ from aiohttp import web
 from openrl.api import auth, codec, shapes
 from openrl.api.services import Services
 from openrl.api.shapes import Plain
-from openrl.errors import UserError
 from openrl.catalogue.ledgers import HOUR, Bucket
+from openrl.errors import UserError
 from openrl.types import OwnerId
 
 IDENTITY_SECONDS = 3600.0
