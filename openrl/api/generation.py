@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -11,7 +11,7 @@ from openrl.api.samplers import new_seq
 from openrl.api.services import Services
 from openrl.api.text import Text
 from openrl.catalogue import Sampler
-from openrl.errors import Cancelled
+from openrl.errors import Cancelled, OpenRLError
 from openrl.types import (
     Failed,
     RequestId,
@@ -27,8 +27,21 @@ _LOOK_SECONDS = 1.0
 """How often it is looked whether the caller is still there."""
 
 
-async def submit(services: Services, sampler: Sampler, sample: Sample) -> RequestId:
-    """Raises what admission raises."""
+async def submit(
+    services: Services, sampler: Sampler, samples: Sequence[Sample]
+) -> list[RequestId]:
+    """All or none. Raises what admission raises."""
+    ids: list[RequestId] = []
+    try:
+        for sample in samples:
+            ids.append(await _submit(services, sampler, sample))  # noqa: PERF401 - taken back below
+    except OpenRLError:
+        take_back(services, sampler, ids)
+        raise
+    return ids
+
+
+async def _submit(services: Services, sampler: Sampler, sample: Sample) -> RequestId:
     seq_id = new_seq()
     work = Work(
         request_id=RequestId(f"{sampler.sampling_session_id}:{seq_id}"),
@@ -42,16 +55,40 @@ async def submit(services: Services, sampler: Sampler, sample: Sample) -> Reques
     return await services.admission.admit(work)
 
 
-async def outcome(
-    services: Services, request: web.Request, sampler: Sampler, request_id: RequestId
+async def outcomes(
+    services: Services,
+    request: web.Request,
+    sampler: Sampler,
+    ids: Sequence[RequestId],
+    beat: Callable[[], Awaitable[None]] | None = None,
+) -> list[SampleOutput]:
+    """Waits for all of them, calling `beat` about once a second. When one fails or the caller has
+    gone, the others are given back. Raises what the sample failed with, and `Cancelled`."""
+    try:
+        return [await _outcome(services, request, sampler, each, beat) for each in ids]
+    except (OpenRLError, ConnectionError):
+        take_back(services, sampler, ids)
+        raise
+
+
+def take_back(services: Services, sampler: Sampler, ids: Sequence[RequestId]) -> None:
+    for each in ids:
+        services.admission.cancel(each, sampler.owner)
+
+
+async def _outcome(
+    services: Services,
+    request: web.Request,
+    sampler: Sampler,
+    request_id: RequestId,
+    beat: Callable[[], Awaitable[None]] | None,
 ) -> SampleOutput:
-    """Waits for it; gives the work back when the caller has gone. Raises what the sample failed
-    with, and `Cancelled`."""
     entry = services.futures.find(request_id, sampler.owner)
     while (found := await services.futures.wait(entry, _LOOK_SECONDS)) is None:
         if request.transport is None or request.transport.is_closing():
-            services.admission.cancel(request_id, sampler.owner)
             raise Cancelled("the caller has gone")
+        if beat is not None:
+            await beat()
     if isinstance(found, Failed):
         raise found.error
     assert isinstance(found, SampleOutput)

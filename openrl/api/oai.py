@@ -141,19 +141,20 @@ class OpenAI:
             )
             for prompt in prompts
         ]
-        ids = [await generation.submit(self._services, sampler, sample) for sample in samples]
+        ids = await generation.submit(self._services, sampler, samples)
         if not body.stream:
-            outputs = [
-                await generation.outcome(self._services, request, sampler, each) for each in ids
-            ]
+            outputs = await generation.outcomes(self._services, request, sampler, ids)
             return web.json_response(self._whole(sampler, text, prompts, outputs, asked, ids[0]))
         response = web.StreamResponse(headers={"Cache-Control": "no-cache"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
+
+        async def beat() -> None:
+            """A comment of the event stream: it keeps proxies from closing it."""
+            await response.write(b": waiting\n\n")
+
         try:
-            outputs = [
-                await generation.outcome(self._services, request, sampler, each) for each in ids
-            ]
+            outputs = await generation.outcomes(self._services, request, sampler, ids, beat)
             whole = self._whole(sampler, text, prompts, outputs, asked, ids[0])
             usage = body.stream_options is not None and body.stream_options.include_usage
             for chunk in oai_answers.chunks(whole, usage):

@@ -50,6 +50,9 @@ class Sampling:
             created_at=self._services.clock(),
         )
         standing = self._services.catalogue.add_sampler(sampler)
+        if body.model_path is not None:
+            checkpoint = self._services.readable(request, body.model_path)
+            self._services.note_read(checkpoint, owner, "sampling")
         answer = {
             "type": "create_sampling_session",
             "sampling_session_id": standing.sampling_session_id,
