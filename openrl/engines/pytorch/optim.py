@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from openrl.errors import UserError
+from openrl.errors import OpenRLError, OutOfMemory, UserError
 from openrl.types import AdamParams
 
 _LARGE = 1e36
@@ -87,11 +87,18 @@ class AdamW:
         return self.moments
 
     def step(self, gradient: Tensor, adam: AdamParams) -> dict[str, float]:
-        """One step alone; see `step_all`. Raises `UserError`, with nothing changed."""
+        """One step alone; see `step_all`. Raises `OpenRLError`, with nothing changed."""
         (done,) = step_all([Step(self, gradient, adam)])
-        if isinstance(done, UserError):
+        if isinstance(done, OpenRLError):
             raise done
         return done
+
+    def copy(self) -> tuple[Tensor, Moments | None]:
+        """Of the weights and the moments, for `restore`."""
+        moments = self.moments
+        if moments is not None:
+            moments = Moments(moments.exp_avg.clone(), moments.exp_avg_sq.clone(), moments.step)
+        return self.weights.clone(), moments
 
     def restore(self, weights: Tensor, moments: Moments | None) -> None:
         self.weights.copy_(weights)
@@ -113,35 +120,71 @@ class Step:
     adam: AdamParams
 
 
-def step_all(steps: Sequence[Step]) -> list[dict[str, float] | UserError]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """A step with all memory that it needs; its gradient is clipped. `before` is what to go back
+    to when it ends in numbers that are not finite, None where it cannot."""
+
+    step: Step
+    bounds: _Bounds
+    before: tuple[Tensor, Moments | None] | None
+
+
+Done = dict[str, float] | OpenRLError
+
+
+def step_all(steps: Sequence[Step]) -> list[Done]:
     """One step of each optimizer, which are different ones: one kernel call for all that have
     the same hyper-parameters.
 
     Returns metrics, the norm of the gradient before clipping and the learning rate, or the
-    reason why nothing of that optimizer was changed: a gradient that is not finite, or a step
-    that does not end in finite numbers.
+    reason why nothing of that optimizer was changed: a gradient that is not finite, a step that
+    does not end in finite numbers, no memory for it.
     """
-    norms = gradient_norms([step.gradient for step in steps])
-    done: list[dict[str, float] | UserError] = []
-    together: dict[AdamParams, list[Step]] = {}
-    for step, norm in zip(steps, norms, strict=True):
-        done.append({"grad_norm": norm, "learning_rate": step.adam.learning_rate})
-        if not math.isfinite(norm):
-            done[-1] = UserError("the accumulated gradient is not finite: nothing was changed")
+    try:
+        norms = gradient_norms([step.gradient for step in steps])
+        ready = [_ready(step, norm) for step, norm in zip(steps, norms, strict=True)]
+    except (RuntimeError, MemoryError) as error:
+        problem = OutOfMemory(f"no memory for this step: nothing was changed ({error})")
+    else:
+        return _all_done(ready, norms)
+    if len(steps) == 1:
+        return [problem]
+    return [done for step in steps for done in step_all([step])]
+
+
+def _ready(step: Step, norm: float) -> _Ready | UserError:
+    """Whatever can fail for lack of memory comes before anything is changed."""
+    if not math.isfinite(norm):
+        return UserError("the accumulated gradient is not finite: nothing was changed")
+    optimizer = step.optimizer
+    used = min(norm, step.adam.grad_clip_norm or norm)
+    bounds = optimizer.bounds.after(used, _next(optimizer), step.adam)
+    before = None if bounds.safe else optimizer.copy()
+    optimizer.begin()
+    return _Ready(_clipped(step, norm), bounds, before)
+
+
+def _all_done(ready: Sequence[_Ready | UserError], norms: Sequence[float]) -> list[Done]:
+    done: list[Done] = []
+    together: dict[AdamParams, list[_Ready]] = {}
+    for one, norm in zip(ready, norms, strict=True):
+        if isinstance(one, UserError):
+            done.append(one)
             continue
-        clipped = _clipped(step, norm)
-        used = min(norm, step.adam.grad_clip_norm or norm)
-        bounds = step.optimizer.bounds.after(used, _next(step.optimizer), step.adam)
-        if bounds.safe:
-            step.optimizer.bounds = bounds
-            together.setdefault(replace(step.adam, grad_clip_norm=0.0), []).append(clipped)
-        elif not _step_with_care(clipped):
+        adam = one.step.adam
+        done.append({"grad_norm": norm, "learning_rate": adam.learning_rate})
+        if one.before is None:
+            together.setdefault(replace(adam, grad_clip_norm=0.0), []).append(one)
+        elif not _step_with_care(one.step, *one.before):
             done[-1] = UserError(
-                f"a step with learning rate {step.adam.learning_rate:g} and weight decay "
-                f"{step.adam.weight_decay:g} makes weights that are not finite: nothing was changed"
+                f"a step with learning rate {adam.learning_rate:g} and weight decay "
+                f"{adam.weight_decay:g} makes weights that are not finite: nothing was changed"
             )
     for adam, alike in together.items():
-        _apply(alike, adam)
+        _apply([one.step for one in alike], adam)
+        for one in alike:
+            one.step.optimizer.bounds = one.bounds
     return done
 
 
@@ -149,12 +192,9 @@ def _next(optimizer: AdamW) -> int:
     return 1 + (optimizer.moments.step if optimizer.moments else 0)
 
 
-def _step_with_care(step: Step) -> bool:
+def _step_with_care(step: Step, weights: Tensor, moments: Moments | None) -> bool:
     """A step that may overflow; false when it did, and everything is as it was."""
     optimizer = step.optimizer
-    weights, moments = optimizer.weights.clone(), optimizer.moments
-    if moments is not None:
-        moments = Moments(moments.exp_avg.clone(), moments.exp_avg_sq.clone(), moments.step)
     _apply([step], step.adam)
     if all(all_finite(t) for t in (optimizer.weights, *_tensors(optimizer.begin()))):
         optimizer.bounds = optimizer.measured()

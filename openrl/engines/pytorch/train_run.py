@@ -33,6 +33,7 @@ from openrl.errors import OpenRLError, OutOfMemory, ServerError, UserError
 from openrl.types import Failed, ForwardBackwardOutput, RequestId
 
 Outcome = ForwardBackwardOutput | Failed
+_Result = tuple[Outcome, Factors | None]  # with the atom's own gradient
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,15 +82,18 @@ class TrainRun:
         return self._activation_bytes is not None and needed > self._activation_bytes
 
     def _try(self, atoms: Sequence[Atom], recompute: bool) -> OpenRLError | None:
-        """What kept the atoms from being run, if anything did."""
+        """What kept the atoms from being run, if anything did. Nothing is booked before all of
+        them have been run, lest those that are run again count twice."""
         try:
-            self._together(atoms, recompute)
+            results = self._together(atoms, recompute)
         except (RuntimeError, MemoryError) as error:
             # Only the words are kept: the error's frames hold the tensors that filled memory.
             return _resource_error(error, atoms)
+        for atom, (outcome, gradient) in zip(atoms, results, strict=True):
+            self._book(atom, outcome, gradient)
         return None
 
-    def _together(self, atoms: Sequence[Atom], recompute: bool) -> None:
+    def _together(self, atoms: Sequence[Atom], recompute: bool) -> list[_Result]:
         """The host waits for the device once, when everything has been queued. An atom that
         turns out bad has spoilt nothing but its own rows and its own buffer."""
         training = not atoms[0].piece.forward_only
@@ -105,8 +109,10 @@ class TrainRun:
             if grad_TD is not None and hidden_TD.requires_grad:
                 hidden_TD.backward(grad_TD)
         buffers = [segment.gradient for segment in segments]
-        for atom, buffer, numbers in zip(atoms, buffers, _fetch(results, buffers), strict=True):
-            self._finish(atom, buffer, numbers)
+        return [
+            (_judged(atom.piece, atom.inputs, buffer, numbers), buffer)
+            for atom, buffer, numbers in zip(atoms, buffers, _fetch(results, buffers), strict=True)
+        ]
 
     def _sweep(
         self, atom: Atom, segment: Segment, hidden_TD: Tensor, grad_TD: Tensor | None
@@ -126,24 +132,19 @@ class TrainRun:
             wanted = Wanted(segment.gradient, grad_TD[rows])
         return device_numbers(sweep(self._base, task, wanted))
 
-    def _finish(self, atom: Atom, gradient: Factors | None, numbers: _Numbers) -> None:
-        """Books one atom. One that follows a failed atom of its request fails with it."""
-        piece, job = atom.piece, atom.job
-        try:
-            if (earlier := self._failed.get(piece.request_id)) is not None:
-                raise earlier
-            output = atom_output(piece, atom.inputs, numbers.atom)
-            if gradient is not None and not _finite(gradient, numbers.gradient_sum):
-                first, last = piece.start, piece.start + len(piece.data) - 1
-                raise UserError(f"the gradient of datums {first} to {last} is not finite")
-        except OpenRLError as error:
-            self._fail(atom, error)
-            return
-        self.outcomes[atom.place] = output
-        if gradient is not None:
-            job.add_atom(piece.request_id, gradient)
-            if piece.last:
-                job.commit(piece.request_id)
+    def _book(self, atom: Atom, outcome: Outcome, gradient: Factors | None) -> None:
+        """One that follows a failed atom of its request fails with it."""
+        request_id = atom.piece.request_id
+        if (earlier := self._failed.get(request_id)) is not None:
+            self._fail(atom, earlier)
+        elif isinstance(outcome, Failed):
+            self._fail(atom, outcome.error)
+        else:
+            self.outcomes[atom.place] = outcome
+            if gradient is not None:
+                atom.job.add_atom(request_id, gradient)
+                if atom.piece.last:
+                    atom.job.commit(request_id)
 
     def _fail(self, atom: Atom, error: OpenRLError) -> None:
         request_id = atom.piece.request_id
@@ -169,6 +170,19 @@ def _fetch(results: Sequence[Tensor], buffers: Sequence[Factors | None]) -> Iter
         atom = host_numbers(numbers[start:end], result.shape)
         yield _Numbers(atom, float(numbers[place]))
         start = end
+
+
+def _judged(
+    piece: AtomPiece, inputs: AtomInputs, gradient: Factors | None, numbers: _Numbers
+) -> Outcome:
+    try:
+        output = atom_output(piece, inputs, numbers.atom)
+    except OpenRLError as error:
+        return Failed(error)
+    if gradient is not None and not _finite(gradient, numbers.gradient_sum):
+        first, last = piece.start, piece.start + len(piece.data) - 1
+        return Failed(UserError(f"the gradient of datums {first} to {last} is not finite"))
+    return output
 
 
 def _finite(gradient: Factors, total: float) -> bool:

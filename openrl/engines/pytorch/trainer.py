@@ -22,7 +22,7 @@ from openrl.engines.pytorch.datums import (
 )
 from openrl.engines.pytorch.job import Job
 from openrl.engines.pytorch.lora import Layout, check_config, fresh_adapter
-from openrl.engines.pytorch.optim import Step, step_all
+from openrl.engines.pytorch.optim import Done, Step, step_all
 from openrl.engines.pytorch.paging import UNBOUNDED, AdapterBudget, Jobs, job_bytes
 from openrl.engines.pytorch.train_run import Atom, TrainRun, runs_of
 from openrl.errors import NotFound, OpenRLError, UserError
@@ -155,8 +155,8 @@ class Trainer:
             outcomes[place] = self._stepped(job, result)
 
     @staticmethod
-    def _stepped(job: Job, done: dict[str, float] | UserError) -> OptimStepDone | Failed:
-        if isinstance(done, UserError):
+    def _stepped(job: Job, done: Done) -> OptimStepDone | Failed:
+        if isinstance(done, OpenRLError):
             return Failed(done)
         job.adapter.refresh()
         job.discard_all_but(set())

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from openrl.engines.pytorch.optim import AdamW, gradient_norms
-from openrl.errors import UserError
+from openrl.engines.pytorch.optim import AdamW, Step, gradient_norms, step_all
+from openrl.errors import OutOfMemory, UserError
 from openrl.types import AdamParams
 
 SHAPES = ((7, 5), (3,), (4, 6))
@@ -85,6 +89,40 @@ def test_the_first_step_can_fail_too():
         optimizer.step(torch.ones(4), AdamParams(learning_rate=3e38, weight_decay=3e38))
     assert optimizer.moments is None
     assert torch.equal(weights, torch.ones(4))
+
+
+class _NoRoomForProducts(TorchDispatchMode):
+    """No memory for products of so many elements, such as a clipped gradient."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self._elements = elements
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if "mul" in str(func) and out.numel() == self._elements:
+            raise torch.OutOfMemoryError("out of memory")
+        return out
+
+
+def test_a_step_without_memory_fails_alone_and_the_others_are_made_once():
+    adam = AdamParams(learning_rate=1e-2)
+    optimizers = [AdamW(torch.ones(size)) for size in (8, 16, 4)]
+    gradients = [torch.arange(1.0, size + 1) for size in (8, 16, 4)]
+    alone = AdamW(torch.ones(8))
+    alone.step(gradients[0], adam)
+    steps = [
+        Step(optimizer, gradient, replace(adam, grad_clip_norm=0.1) if size == 16 else adam)
+        for optimizer, gradient, size in zip(optimizers, gradients, (8, 16, 4), strict=True)
+    ]
+    with _NoRoomForProducts(16):
+        done = step_all(steps)
+    assert isinstance(done[1], OutOfMemory)
+    assert torch.equal(optimizers[1].weights, torch.ones(16))
+    assert isinstance(done[0], dict)
+    assert isinstance(done[2], dict)
+    assert torch.equal(optimizers[0].weights, alone.weights)
+    assert [each.moments.step for each in (optimizers[0], optimizers[2])] == [1, 1]
 
 
 def test_the_norm_survives_overflowing_squares():

@@ -188,3 +188,38 @@ def test_out_of_memory_runs_fewer_atoms_and_names_the_one_that_never_fits(traine
     assert "70 tokens" in error.message
     for model in "ab":
         assert torch.equal(gradient_of(trainer, model), gradient_of(expected, model))
+
+
+class _NoRoomOnceFor(TorchDispatchMode):
+    """The first time that a mask of so many elements is wanted, there is no memory for it."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self._elements = elements
+        self.happened = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        mask = isinstance(out, torch.Tensor) and out.dtype == torch.bool
+        if not self.happened and mask and out.numel() == self._elements:
+            self.happened = True
+            raise torch.OutOfMemoryError("out of memory")
+        return out
+
+
+def test_atoms_that_are_run_again_count_once(trainer):
+    """Memory ends when the first atom is known to be good and the second is being judged."""
+    rng = np.random.default_rng(10)
+    good = piece("a", [_good(rng)], "importance_sampling")
+    steep = random_datum(rng, 6, "cross_entropy")
+    steep.loss_inputs["weights"][:] = 3e37
+    expected = Trainer(trainer._base, "qwen3")
+    add_job(expected, "a", LoraConfig(rank=2, seed=1))
+    run(expected, good)
+    elements = trainer.job(ModelId("b")).adapter.weights.flat.numel()
+    with _NoRoomOnceFor(elements) as memory:
+        first, second = run(trainer, good, piece("b", [steep]))
+    assert memory.happened
+    succeeded(first)
+    assert "gradient" in _failure(second).message
+    assert torch.equal(gradient_of(trainer, "a"), gradient_of(expected, "a"))
