@@ -110,7 +110,7 @@ class Jobs:
 
     def get(self, model_id: ModelId) -> Job:
         """On the device; the last used now. The model is there. Raises `ServerError` when its
-        page cannot be read."""
+        page cannot be read, `OutOfMemory` when there is no room to read it into; then it stays."""
         if model_id not in self._resident:
             self._resident[model_id] = self._read(model_id)
             self._forget_page(model_id)
@@ -192,10 +192,12 @@ class Jobs:
         page = self._pages[model_id]
         try:
             tensors = page.tensors if page.path is None else load_file(page.path)
+            assert tensors is not None
+            return Job.restored(page.record, tensors, self._device, self._dtype)
         except (OSError, SafetensorError) as error:
             raise ServerError(f"model {model_id} cannot be paged in: {error}") from error
-        assert tensors is not None
-        return Job.restored(page.record, tensors, self._device, self._dtype)
+        except (RuntimeError, MemoryError) as error:
+            raise OutOfMemory(f"model {model_id} cannot be paged in: {error}") from error
 
     def _forget_page(self, model_id: ModelId) -> None:
         page = self._pages.pop(model_id)

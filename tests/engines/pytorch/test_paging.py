@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.torch_cases import KEY, add_job, gradient_of, piece, random_datum, run, succeeded
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openrl.engines.base import CreateAdapter, DropAdapter, OptimPass, OptimPiece, SaveAdapter
 from openrl.engines.pytorch import paging
@@ -166,3 +168,39 @@ def test_a_full_disk_keeps_jobs_in_memory_and_a_lost_page_fails_its_requests(
     assert isinstance(lost, Failed)
     assert isinstance(lost.error, ServerError)
     succeeded(fine)
+
+
+class _NoRoomForCopies(TorchDispatchMode):
+    """No memory for copies of so many elements, which is how a page comes in."""
+
+    def __init__(self, elements: int) -> None:
+        super().__init__()
+        self._elements = elements
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if "_to_copy" in str(func) and out.numel() == self._elements:
+            raise torch.OutOfMemoryError("out of memory")
+        return out
+
+
+def test_a_page_without_room_fails_its_own_requests_and_stays(base_model):
+    """What the others in its pass have done counts, once."""
+    trainer = _trainer(base_model("qwen3"), 1)
+    for model in "ab":
+        add_job(trainer, model, CONFIG)
+        data = [random_datum(np.random.default_rng(1), 6, "cross_entropy")]
+        succeeded(run(trainer, piece(model, data))[0])
+    trainer.job(ModelId("a"))
+    steps = tuple(
+        OptimPiece(RequestId(f"{model}:2"), ModelId(model), AdamParams()) for model in "ab"
+    )
+    with _NoRoomForCopies(Layout(trainer._base.linears, CONFIG).size):
+        done, failed = trainer.optimize(OptimPass(KEY, steps)).outcomes
+    assert isinstance(done, OptimStepDone)
+    assert done.version == 1
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, OutOfMemory)
+    (again,) = trainer.optimize(OptimPass(KEY, steps[1:])).outcomes
+    assert isinstance(again, OptimStepDone)
+    assert again.version == 1
