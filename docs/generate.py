@@ -205,6 +205,8 @@ ROUTES: Mapping[str, str] = {
     "POST copy_weights": "A checkpoint as a run of its own; the files are shared.",
     "GET /oai/api/v1/models": "For OpenAI's clients: base models and sampler checkpoints.",
     "POST /oai/api/v1/completions": "For OpenAI's clients: text goes on.",
+    "POST /anthropic/api/v1/messages": "For Anthropic's clients: the model's own chat template.",
+    "POST /anthropic/api/v1/messages/count_tokens": "How many tokens the same prompt has.",
     "POST /oai/api/v1/chat/completions": "For OpenAI's clients: the model's own chat template.",
 }
 """Without `/api/v1/`. A route that is not here is described by its handler's docstring."""

@@ -6,6 +6,7 @@ from aiohttp import web
 
 from openrl.api import middleware
 from openrl.api.accounts import Accounts
+from openrl.api.anthropic import Anthropic
 from openrl.api.checkpoints import Checkpoints
 from openrl.api.downloads import Downloads
 from openrl.api.futures import Polls
@@ -35,6 +36,7 @@ GROUPS = (
     Checkpoints,
     Downloads,
     OpenAI,
+    Anthropic,
     Operations,
 )
 

@@ -102,6 +102,7 @@ class Written:
     text: str
     reason: StopReason
     tokens: int
+    stopped_by: str | None = None  # the string, if one did
 
 
 def write(sequence: SampledSequence, stop: Stop, eos: Sequence[int], text: Text) -> Written:
@@ -110,5 +111,8 @@ def write(sequence: SampledSequence, stop: Stop, eos: Sequence[int], text: Text)
     if sequence.stop_reason == "stop" and tokens and tokens[-1] in (*eos, *stop.tokens):
         kept = tokens[:-1]
     written = text.decode(kept)
-    found = [at for string in stop.strings if (at := written.find(string)) >= 0]
-    return Written(written[: min(found)] if found else written, sequence.stop_reason, len(tokens))
+    found = [(at, string) for string in stop.strings if (at := written.find(string)) >= 0]
+    if not found:
+        return Written(written, sequence.stop_reason, len(tokens))
+    at, string = min(found)
+    return Written(written[:at], sequence.stop_reason, len(tokens), string)

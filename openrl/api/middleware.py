@@ -11,6 +11,7 @@ from math import ceil
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from openrl.api import anthropic as anthropic_routes
 from openrl.api import auth, codec, downloads, oai, oai_answers
 from openrl.errors import OpenRLError, Overloaded, Unauthenticated, Unavailable
 
@@ -45,9 +46,11 @@ async def errors(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _refused(request: web.Request, text: str, status: int) -> web.Response:
     """As the clients of each protocol read it."""
-    openai = request.path.startswith(f"{oai.ROOT}/")
-    body = oai_answers.failure(text, status) if openai else {"detail": text}
-    return codec.answer(request, body, status)
+    if request.path.startswith(f"{oai.ROOT}/"):
+        return codec.answer(request, oai_answers.failure(text, status), status)
+    if request.path.startswith(f"{anthropic_routes.ROOT}/"):
+        return codec.answer(request, anthropic_routes.failure(text, status), status)
+    return codec.answer(request, {"detail": text}, status)
 
 
 def _refusal(request: web.Request, error: OpenRLError) -> web.Response:

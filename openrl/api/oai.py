@@ -113,10 +113,7 @@ class OpenAI:
     # --- from a prompt to an answer ---
 
     async def _model(self, request: web.Request, model: str) -> tuple[Sampler, Text]:
-        base, separator, path = model.partition(";")
-        if not separator and model.startswith("tinker://"):
-            base, path = "", model
-        sampler = self._samplers.direct(request, base or None, path or None)
+        sampler = self._samplers.named(request, model)
         return sampler, await self._tokenizers.of(sampler.target.base_model)
 
     async def _answer(

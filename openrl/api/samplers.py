@@ -38,6 +38,13 @@ class Samplers:
             raise UserError(f"{model_path} was trained on {trained}, not on {base_model}")
         return checkpoint.target
 
+    def named(self, request: web.Request, model: str) -> Sampler:
+        """By a base model's name, a path, or `NAME;PATH`."""
+        base, separator, path = model.partition(";")
+        if not separator and model.startswith("tinker://"):
+            base, path = "", model
+        return self.direct(request, base or None, path or None)
+
     def direct(
         self, request: web.Request, base_model: str | None, model_path: str | None
     ) -> Sampler:

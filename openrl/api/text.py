@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -78,6 +78,7 @@ class Tokenizers:
         return self._loaded[base_model]
 
 
+@lru_cache(maxsize=16)
 def _load(name: str, place: str) -> Text:
     transformers = import_module("transformers")
     try:
