@@ -75,12 +75,13 @@ class ProcessEngine:
         return answer.value
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """A session of its own keeps the terminal's Ctrl-C from it."""
+        """A process group of its own keeps the terminal's Ctrl-C from it. A session of its own would
+        too, and give it as much of a busy machine as all the rest of the server (autogroups)."""
         return subprocess.Popen(
             [sys.executable, "-m", "openrl.engines.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,
+            process_group=0,
         )
 
     @property

@@ -135,7 +135,7 @@ async def test_a_refused_sample_costs_no_rate(tmp_path: Path) -> None:
     config = replace(CONFIG, tokens_per_minute=20)
     async with shell(tmp_path, gate.engine, config) as whole:
         target = SamplerTarget(BASE)
-        runs = await whole.send("s:sample:0", sample([1], 19), target=target)
+        runs = await whole.send("s:sample:0", sample([1], 50), target=target)  # 93 s of debt
         waits = await whole.send("s:sample:0", sample([1], 4), target=target)
         assert whole.admission.queue_state(waits) == "paused_rate_limit"
         whole.admission.cancel(runs, ALICE)
