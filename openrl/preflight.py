@@ -13,6 +13,7 @@ from pathlib import Path
 from openrl.config import Config, ModelSource
 from openrl.errors import UserError
 
+_WEIGHTS = ("*.safetensors", "*.bin")
 _LEAST_FREE = 64 << 20  # bytes: less than any adapter's checkpoint with its optimizer
 
 
@@ -42,6 +43,8 @@ def _files(model: ModelSource) -> Iterator[str]:
         yield f"model {model.name}: no directory {path}"
     elif not (path / "config.json").is_file():
         yield f"model {model.name}: {path} holds no config.json; is it a model's directory?"
+    elif not any(any(path.glob(pattern)) for pattern in _WEIGHTS):
+        yield f"model {model.name}: {path} holds no weights (*.safetensors); copy the whole model"
 
 
 def _data(data: Path) -> Iterator[str]:

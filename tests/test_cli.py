@@ -10,18 +10,21 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
 import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
+from support.node import MODEL, serving
 
 from openrl import demo, preflight, telemetry
 from openrl.commands import cli
 from openrl.config import Config, EngineConfig, ModelSource
-from openrl.engines.base import BaseModelInfo, LoadProgress, WeightsKey
+from openrl.engines.base import BaseModelInfo, Capacity, LoadProgress, WeightsKey
+from openrl.engines.fake import FakeEngine
+from openrl.errors import ServerError, UserError
 from openrl.startup import StartupView
 
 REPOSITORY = Path(__file__).parent.parent
@@ -36,6 +39,7 @@ def model(tmp_path: Path) -> Path:
     directory = tmp_path / "model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").touch()
     return directory
 
 
@@ -69,15 +73,19 @@ def test_check_accepts_what_can_be_served(model: Path, tmp_path: Path) -> None:
 def test_every_problem_is_said_at_once(command: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
+    (tmp_path / "hollow").mkdir()
+    (tmp_path / "hollow" / "config.json").write_text("{}")
     refused = openrl(
         *command,
         *("--model", f"a={tmp_path / 'nowhere'}"),
         *("--model", f"b={tmp_path / 'empty'}"),
+        *("--model", f"c={tmp_path / 'hollow'}"),
         *("--data", str(tmp_path / "file" / "data")),
     )
     assert refused.exit_code == 1
     assert f"model a: no directory {tmp_path / 'nowhere'}" in refused.output
     assert f"model b: {tmp_path / 'empty'} holds no config.json" in refused.output
+    assert f"model c: {tmp_path / 'hollow'} holds no weights (*.safetensors)" in refused.output
     assert "choose another with --data" in refused.output
     assert "Traceback" not in refused.output
 
@@ -220,6 +228,22 @@ def test_what_is_in_use_already_is_said(
     assert held.returncode == 1
     assert "in use by another server" in words
     assert "Traceback" not in words
+
+
+class Broken(FakeEngine):
+    def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
+        raise UserError("/models/x cannot be loaded: cut short")
+
+
+async def test_a_model_that_cannot_be_loaded_is_said_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, engine=Broken([MODEL])) as running:
+        with pytest.raises(ServerError, match="/models/x cannot be loaded: cut short"):
+            await running.actor.loaded()
+    (said,) = [each for each in caplog.records if "could not load" in each.message]
+    assert said.message.endswith("/models/x cannot be loaded: cut short")
+    assert said.exc_info is None
 
 
 # --- start-up -------------------------------------------------------------------------------

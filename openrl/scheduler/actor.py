@@ -276,10 +276,10 @@ class EngineActor:
         try:
             load = partial(self._engine.load, self._loading.progressed)
             capacity = await self._thread.run(load)
-        except Exception as error:
-            # Whatever stops the load is told to everyone who waits for it.
-            log.exception("the engine could not load")
-            cause = f"{type(error).__name__}: {error}"
+        except Exception as error:  # whatever it is, everyone who waits is told
+            ours = isinstance(error, OpenRLError)
+            cause = str(error) if ours else f"{type(error).__name__}: {error}"
+            log.error("the engine could not load: %s", cause, exc_info=None if ours else error)
             self._lose(ServerError(f"the base models could not be loaded: {cause}"))
             return
         self._loading.succeed()

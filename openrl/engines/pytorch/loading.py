@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -25,7 +26,7 @@ def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation="eager", local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded by transformers: {error}") from error
     check_family(model)
     model.to(device).eval()

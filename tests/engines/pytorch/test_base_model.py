@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from openrl import demo
 from openrl.engines.pytorch.loading import load_base_model
 from openrl.engines.pytorch.packing import lay_out, training_batch
 from openrl.errors import UserError
@@ -95,3 +96,11 @@ def test_files_that_are_no_model_are_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "nothing-known"}')
     with pytest.raises(UserError, match="cannot be loaded"):
         load_base_model(tmp_path, CPU, torch.float32)
+
+
+def test_weights_that_are_cut_short_say_so(tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(demo.model_directory(), model)
+    (model / "model.safetensors").write_bytes(b"cut short")
+    with pytest.raises(UserError, match=f"{model} cannot be loaded by transformers"):
+        load_base_model(model, CPU, torch.float32)
