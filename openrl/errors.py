@@ -108,3 +108,14 @@ class OutOfMemory(ServerError):
 
 class EngineDied(ServerError):
     """Raised by an engine that will not run anything any more."""
+
+
+def blamed_on_engine(error: Exception) -> OpenRLError:
+    """What to tell the callers whose work an engine was at when it raised `error`."""
+    match error:
+        case OpenRLError():
+            return error
+        case MemoryError():
+            return OutOfMemory("the engine ran out of memory: send smaller requests")
+        case _:
+            return ServerError(f"the engine failed: {type(error).__name__}: {error}")

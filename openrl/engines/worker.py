@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from openrl.engines import frames
 from openrl.engines.base import Engine, LoadProgress
 from openrl.engines.frames import Call, Hello, Raised, Returned
-from openrl.errors import OpenRLError, OutOfMemory, ServerError
+from openrl.errors import OpenRLError, blamed_on_engine
 
 log = logging.getLogger("openrl")
 
@@ -77,7 +77,7 @@ def _answer(
         # The engine's boundary: what it raises is told to the parent.
         if not isinstance(error, OpenRLError):
             log.exception("the engine failed in %s", call.method)
-        return Raised(_told(error))
+        return Raised(blamed_on_engine(error))
 
 
 def _called(engine: Engine, call: Call, progress: Callable[[LoadProgress], None]) -> Any:
@@ -91,16 +91,6 @@ def _called(engine: Engine, call: Call, progress: Callable[[LoadProgress], None]
         case _:
             assert call.work is not None
             return engine.execute(call.work)
-
-
-def _told(error: Exception) -> OpenRLError:
-    match error:
-        case OpenRLError():
-            return error
-        case MemoryError():
-            return OutOfMemory("the engine ran out of memory: send smaller requests")
-        case _:
-            return ServerError(f"the engine failed: {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from openrl.engines.base import (
     TrainReport,
     WeightsKey,
 )
-from openrl.errors import EngineDied, OpenRLError, OutOfMemory, ServerError
+from openrl.errors import EngineDied, OpenRLError, blamed_on_engine
 from openrl.scheduler import dispatch
 from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.controls import Controls, Order
@@ -188,7 +188,9 @@ class Runner:
             # The engine's boundary: whatever it is, it costs one pass and not the server.
             # Out of memory: running the pass again with fewer atoms belongs here.
             log.exception("the engine failed in a %s", type(work).__name__)
-            report = dispatch.failed_report(work, _blamed(error), self._running[work.weights])
+            report = dispatch.failed_report(
+                work, blamed_on_engine(error), self._running[work.weights]
+            )
             if isinstance(work, DecodePass):
                 self._orphans[work.weights] |= self._running[work.weights]
             return Ran(report, self._clock() - began, None)
@@ -208,13 +210,3 @@ def _undo(control: Control) -> Control | None:
             return DropVersion(version)
         case _:
             return None
-
-
-def _blamed(error: Exception) -> OpenRLError:
-    match error:
-        case OpenRLError():
-            return error
-        case MemoryError():
-            return OutOfMemory("the engine ran out of memory: send smaller requests")
-        case _:
-            return ServerError(f"the engine failed: {type(error).__name__}: {error}")
