@@ -165,7 +165,7 @@ def plot(path: Path, jobs: Sequence[Job], meter: Meter) -> None:
     if meter.busy:
         engine.fill_between(*zip(*meter.busy, strict=True), alpha=0.5, step="pre")
     engine.set(xlabel="seconds", ylabel="engine busy", ylim=(0, 1))
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
 
 
 def write_samples(path: Path, shown: Sequence[Question], jobs: Sequence[Job]) -> None:

@@ -81,3 +81,14 @@ def test_python_examples_are_python(page: Path) -> None:
 def test_nobody_is_sent_to_the_other_openrl(page: Path) -> None:
     """The registry's `openrl` is another project."""
     assert not re.search(r"pip install (-\S+ )*[\"']?openrl(?!-node)\b", page.read_text())
+
+
+def test_pictures_are_small() -> None:
+    sizes = {page.name: page.stat().st_size for page in (ROOT / "docs").glob("*.png")}
+    assert sizes
+    assert max(sizes.values()) < 100_000
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name not in nav] == []

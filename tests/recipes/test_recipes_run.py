@@ -38,7 +38,7 @@ def test_the_demo_starts_a_server_trains_and_leaves_its_files(tmp_path):
     ]  # fmt: skip
     # The same weights, questions and seeds before the first update.
     assert len({each["reward"] for each in steps if each["step"] == 0}) == 1
-    assert (tmp_path / "reward.png").stat().st_size > 10_000
+    assert 10_000 < (tmp_path / "reward.png").stat().st_size < 100_000
     assert (tmp_path / "samples.md").read_text().count("-- after") == 24
 
 
