@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgpack
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from openrl.errors import ServerError, UserError
 from openrl.types import (
@@ -118,8 +118,3 @@ def sample_output(answer: Body) -> SampleOutput:
 
 def _sequence(answer: Body) -> SampledSequence:
     return SampledSequence(answer["tokens"], answer["logprobs"], answer["stop_reason"])
-
-
-def prompt_logprobs(answer: Body) -> NDArray[np.float32]:
-    logprobs: NDArray[np.float32] = answer["prompt_logprobs"]
-    return logprobs

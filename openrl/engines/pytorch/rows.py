@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +105,3 @@ class Row:
             np.stack([top.token_ids for top in self.tops]),
             np.stack([top.logprobs for top in self.tops]),
         )
-
-
-RowSlot: TypeAlias = Slot[Row]
