@@ -194,6 +194,15 @@ async def test_an_archive_holds_the_adapter(http: Http, node: Node) -> None:
     assert (await fetched(http, answer["url"]))[0] == 404
 
 
+async def test_a_link_never_opens_what_took_the_name_later(http: Http) -> None:
+    model = await trained(http)
+    path = (await model.do("save_weights", path="a"))["path"]
+    _, answer = await http.ask("GET", route_of(path, "/archive"))
+    assert (await fetched(http, answer["url"]))[0] == 200
+    await model.do("save_weights", path="a", overwrite=True)
+    assert (await fetched(http, answer["url"]))[0] == 404
+
+
 @pytest.mark.parametrize("change", ["", "x", "cut"])
 async def test_a_link_that_is_not_ours(http: Http, change: str) -> None:
     model = await trained(http)
