@@ -75,8 +75,9 @@ class ProcessEngine:
         return answer.value
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """A process group of its own keeps the terminal's Ctrl-C from it. A session of its own would
-        too, and give it as much of a busy machine as all the rest of the server (autogroups)."""
+        """A process group of its own keeps the terminal's Ctrl-C from it. A session of its own
+        would too, and give it as much of a busy machine as all the rest of the server has
+        (autogroups)."""
         return subprocess.Popen(
             [sys.executable, "-m", "openrl.engines.worker"],
             stdin=subprocess.PIPE,
