@@ -11,6 +11,7 @@ raises only when it cannot go on at all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,7 +224,8 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePass:
-    """A slice of at most `steps` decode steps over all running rows.
+    """A slice of at most `steps` decode steps over all running rows, and no further one once
+    `seconds` have passed.
 
     In this order: `drop` forgets rows for good; `preempt` takes rows out of the batch and frees
     their KV but keeps their tokens; `resume` brings preempted rows back with identical bits;
@@ -236,6 +238,7 @@ class DecodePass:
     preempt: tuple[RowId, ...] = ()
     drop: tuple[RowId, ...] = ()
     steps: int = 1
+    seconds: float = math.inf
 
 
 Pass: TypeAlias = TrainPass | OptimPass | ControlPass | DecodePass

@@ -93,7 +93,8 @@ def decode_pass(
     """`orphans` are rows that a failed pass may have left in the engine."""
     admit = tuple(_row_start(backlog.get(r), indexes, locate) for r, indexes in start.admit)
     drop = tuple(dict.fromkeys((*start.drop, *orphans)))
-    return DecodePass(start.weights, admit, start.resume, start.preempt, drop, start.steps)
+    resume, preempt = start.resume, start.preempt
+    return DecodePass(start.weights, admit, resume, preempt, drop, start.steps, start.seconds)
 
 
 def _row_start(pending: Pending, indexes: tuple[int, ...], locate: Locate) -> RowStart:

@@ -6,6 +6,7 @@ on one monotonic clock that the caller reads. `state.State.handle(event, now) ->
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, NewType, TypeAlias
 
@@ -213,6 +214,7 @@ class StartDecode:
     preempt: tuple[RowId, ...]
     drop: tuple[RowId, ...]
     steps: int
+    seconds: float = math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,7 @@ class Slicer:
             tuple(row.id for row in changes.preempt),
             self._residency.drop(weights),
             self._steps(draft.group, len(rows), sum(changes.prefills.values()), most),
+            self._config.quantum_seconds,
         )
         flight = Flight(order.pass_id, draft.group, now, order, estimates=draft.estimates)
         flight.rows = {row.id: row for row in rows}

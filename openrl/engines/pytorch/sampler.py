@@ -11,6 +11,7 @@ always gets on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,9 +109,10 @@ class Sampler:
         self._resume(work.resume)
         for start in work.admit:
             self._admit(start)
+        end = time.perf_counter() + work.seconds
         with torch.no_grad():
             for _ in range(work.steps):
-                if not self._step():
+                if not self._step() or time.perf_counter() >= end:
                     break
         return self._report()
 

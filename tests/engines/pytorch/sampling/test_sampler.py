@@ -291,3 +291,12 @@ def test_a_row_larger_than_the_memory_fails_with_sizes(drive: Any, start: Any, p
     assert isinstance(failed.error, OutOfMemory)
     assert "192" in failed.error.message
     assert isinstance(d.ended[RowId("small", 0)], SampledSequence)
+
+
+def test_a_slice_ends_when_its_time_is_up(drive: Any, start: Any, prompt: Any) -> None:
+    """After the step that is running; the rows go on with the next slice."""
+    d = drive()
+    report = d.turn(admit=(start("r", prompt(1, 5), max_tokens=20),), steps=50, seconds=0.0)
+    assert [row.new_tokens for row in report.rows] == [2]  # of the prompt, and one step
+    d.turn(steps=50, seconds=60.0)
+    assert len(d.ended[RowId("r", 0)].tokens) == 20
