@@ -1,21 +1,27 @@
-"""Sampling for several jobs at once: this engine against transformers' `generate()`.
+"""Sampling for several jobs at once: this engine against transformers.
 
-    OMP_NUM_THREADS=1 python benchmarks/sampling.py [--jobs 4] [--samples 8] [--tokens 32]
+    OMP_NUM_THREADS=1 python benchmarks/sampling.py [--quick] [--model DIR] [--json F] [--png F]
 
-Every contender samples the same work on the same random model: `jobs` prompts, each with its own
-LoRA, `samples` sequences of exactly `tokens` tokens at temperature 1. The contenders take turns
-within one process, so that a busy machine harms all alike, and what counts is CPU time:
+Every contender samples the same work on the same model: jobs of some shape, each with a LoRA of its
+own, exactly `tokens` tokens for each sequence at temperature 1. The contenders take turns within
+one process, so that a busy machine harms all alike, and what counts is CPU time:
 
     company     all jobs in one batch of this engine
     in turn     this engine, one job after another
-    per job     generate() with num_return_sequences, one job after another
-    per request generate() for each sequence by itself
+    per job     generate() over all prompts of a job, num_return_sequences = samples
+    per request generate() for each prompt, num_return_sequences = samples
+    continuous  transformers' continuous batching (generate_batch), one job after another
+
+The shapes: 8 samples of one prompt; 4 prompts of 4 samples; 64 prompts with a common prefix of one
+sample each. Then the time of one decode step by the number of rows, beside the time that
+reading the weights, adapters, keys and values once takes at this machine's measured bandwidth.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -28,24 +34,54 @@ from typing import Any
 import numpy as np
 import torch
 from peft import PeftModel
+from sampling_peers import continuous, generate
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from openrl.engines.base import AdapterSource, DecodePass, RowStart, WeightsKey
 from openrl.engines.pytorch.checkpoint import read_adapter, write_adapter
 from openrl.engines.pytorch.loading import load_base_model
-from openrl.engines.pytorch.lora import fresh_adapter
+from openrl.engines.pytorch.lora import Adapter, fresh_adapter
 from openrl.engines.pytorch.sampler import Sampler
-from openrl.engines.pytorch.stops import LazyDetokenizer
 from openrl.types import LoraConfig, RequestId, Sample, SamplingParams, Stop, VersionId
 
 CPU = torch.device("cpu")
+SHAPES = {"8 of one": (1, 8), "4 x 4": (4, 4), "64 singles": (64, 1)}
 
 
 @dataclass(frozen=True)
 class Job:
-    prompt: np.ndarray
-    directory: Path
-    source: AdapterSource
+    adapter: Adapter
+    prompts: list[np.ndarray]
+    samples: int
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`models` are the adapters' through peft."""
+
+    base: Any
+    sampler: Sampler
+    adapters: list[Adapter]
+    models: list[Any]
+    prompt: int
+    tokens: int
+
+    def jobs(self, shape: str, count: int) -> list[Job]:
+        """Two thirds of each prompt are common to a job's prompts."""
+        prompts, samples = SHAPES[shape]
+        rng = np.random.default_rng(0)
+
+        def draw(length: int) -> np.ndarray:
+            return rng.integers(3, self.base.vocab_size, length).astype(np.int32)
+
+        jobs = []
+        for adapter in self.adapters[:count]:
+            common = draw(self.prompt * 2 // 3)
+            mine = [
+                np.concatenate([common, draw(self.prompt - len(common))]) for _ in range(prompts)
+            ]
+            jobs.append(Job(adapter, mine, samples))
+        return jobs
 
 
 def tiny_qwen3(directory: Path) -> None:
@@ -66,11 +102,11 @@ def tiny_qwen3(directory: Path) -> None:
     Qwen3ForCausalLM(config).save_pretrained(directory)
 
 
-def make_jobs(base: Any, root: Path, count: int, prompt_tokens: int, vocab: int) -> list[Job]:
-    rng = np.random.default_rng(0)
-    jobs = []
+def make_adapters(base: Any, root: Path, count: int) -> tuple[list[Adapter], list[Path]]:
+    """Without the head, whose adapter peft does not know by our key."""
+    made, directories = [], []
     for i in range(count):
-        config = LoraConfig(rank=16, seed=i, train_unembed=False)  # peft knows no such head
+        config = LoraConfig(rank=16, seed=i, train_unembed=False)
         adapter = fresh_adapter(base.linears, config, base.device, base.dtype)
         for factor in adapter.weights.by_linear:
             if factor is not None:
@@ -78,81 +114,83 @@ def make_jobs(base: Any, root: Path, count: int, prompt_tokens: int, vocab: int)
         directory = root / f"job{i}"
         directory.mkdir()
         write_adapter(adapter, directory, "base")
-        prompt = rng.integers(3, vocab, prompt_tokens).astype(np.int32)
-        jobs.append(Job(prompt, directory, AdapterSource(VersionId(f"v{i}"), directory)))
-    return jobs
+        made.append(adapter)
+        directories.append(directory)
+    return made, directories
 
 
-def ours(sampler: Sampler, jobs: list[Job], samples: int, tokens: int) -> None:
+def ours(sampler: Sampler, jobs: list[Job], tokens: int) -> None:
+    """On versions that are new, as after a training step: no prompt is cached."""
+    for i, job in enumerate(jobs):
+        sampler.pin(VersionId(f"v{i}"), job.adapter)
     starts = tuple(
         RowStart(
-            RequestId(f"job{i}"),
-            Sample(job.prompt, SamplingParams(seed=i, stop=Stop(eos=False)), samples),
-            job.source,
-            tuple(range(samples)),
+            RequestId(f"job{i}:{k}"),
+            Sample(prompt, SamplingParams(seed=k, stop=Stop(eos=False)), job.samples),
+            AdapterSource(VersionId(f"v{i}")),
+            tuple(range(job.samples)),
             tokens,
         )
         for i, job in enumerate(jobs)
+        for k, prompt in enumerate(job.prompts)
     )
-    sampler.run(DecodePass(WeightsKey("w"), admit=starts, steps=tokens + 64))
+    sampler.run(DecodePass(WeightsKey("w"), admit=starts, steps=100 * tokens))
     assert sampler.rows == 0
+    for i in range(len(jobs)):
+        sampler.drop_version(VersionId(f"v{i}"))
 
 
-def generate(model: Any, job: Job, sequences: int, tokens: int) -> None:
-    ids = torch.from_numpy(job.prompt).long()[None]
-    with torch.no_grad():
-        model.generate(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=True,
-            top_k=0,
-            num_return_sequences=sequences,
-            min_new_tokens=tokens,
-            max_new_tokens=tokens,
-            pad_token_id=0,
-        )
-
-
-def contenders(
-    root: Path, model_directory: Path, args: argparse.Namespace
-) -> dict[str, Callable[[], None]]:
-    base = load_base_model(model_directory, CPU, torch.float32)
-    jobs = make_jobs(base, root, args.jobs, args.prompt, base.vocab_size)
+def prepare(root: Path, directory: Path, count: int, args: argparse.Namespace) -> Bench:
+    base = load_base_model(directory, CPU, torch.float32)
+    made, directories = make_adapters(base, root, count)
     reader = partial(read_adapter, linears=base.linears, device=base.device, dtype=base.dtype)
     sampler = Sampler(
-        base,
-        kv_cache_bytes=1 << 28,
-        eos_token_ids=(),
-        detokenizer=LazyDetokenizer(str(model_directory)),
-        read_adapter=reader,
+        base, kv_cache_bytes=1 << 30, eos_token_ids=(), detokenizer=_NoText(), read_adapter=reader
     )
     models = [
         PeftModel.from_pretrained(
-            AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32),
-            job.directory,
+            AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32), one
         ).eval()
-        for job in jobs
+        for one in directories
     ]
+    return Bench(base, sampler, made, models, args.prompt, args.tokens)
+
+
+class _NoText:
+    def decode(self, ids: list[int]) -> str:
+        raise AssertionError(ids)
+
+
+def contenders(bench: Bench, jobs: list[Job], peers: set[str]) -> dict[str, Callable[[], None]]:
+    tokens = bench.tokens
+    pairs = list(zip(bench.models, jobs, strict=False))
 
     def in_turn() -> None:
         for job in jobs:
-            ours(sampler, [job], args.samples, args.tokens)
+            ours(bench.sampler, [job], tokens)
 
     def per_job() -> None:
-        for model, job in zip(models, jobs, strict=True):
-            generate(model, job, args.samples, args.tokens)
+        for model, job in pairs:
+            generate(model, np.stack(job.prompts), job.samples, tokens)
 
     def per_request() -> None:
-        for model, job in zip(models, jobs, strict=True):
-            for _ in range(args.samples):
-                generate(model, job, 1, args.tokens)
+        for model, job in pairs:
+            for prompt in job.prompts:
+                generate(model, prompt[None], job.samples, tokens)
 
-    return {
-        "company": lambda: ours(sampler, jobs, args.samples, args.tokens),
+    def batched() -> None:
+        for model, job in pairs:
+            inputs = [prompt.tolist() for prompt in job.prompts for _ in range(job.samples)]
+            continuous(model, inputs, tokens)
+
+    everyone = {
+        "company": lambda: ours(bench.sampler, jobs, tokens),
         "in turn": in_turn,
         "per job": per_job,
         "per request": per_request,
+        "continuous": batched,
     }
+    return {name: run for name, run in everyone.items() if name in peers}
 
 
 def measure(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
@@ -167,33 +205,99 @@ def measure(runs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[
     return seconds
 
 
+def compare(bench: Bench, peers: set[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+    table = []
+    print(f"{'':20}{'tokens per CPU-second; company is faster by'}")
+    for shape in args.shapes:
+        for count in args.jobs:
+            jobs = bench.jobs(shape, count)
+            seconds = measure(contenders(bench, jobs, peers), args.rounds)
+            made = sum(len(job.prompts) * job.samples for job in jobs) * bench.tokens
+            rates = {name: made / statistics.median(s) for name, s in seconds.items()}
+            table.append({"shape": shape, "jobs": count, "rates": rates, "cpu_seconds": seconds})
+            cells = [f"{n} {r:.0f} ({rates['company'] / r:.2f}x)" for n, r in rates.items()]
+            print(f"{count} jobs, {shape:12}", "  ".join(cells), flush=True)
+    return table
+
+
+def steps(bench: Bench) -> list[dict[str, float]]:
+    """Milliseconds of CPU time of one decode step, and of reading all that it reads once."""
+    bandwidth = _bandwidth()
+    weights = sum(p.numel() * p.element_size() for p in bench.base.decoder.parameters())
+    found = []
+    for rows in (8, 16, 32, 64):
+        (job,) = bench.jobs("8 of one", 1)
+        wide = Job(job.adapter, job.prompts, rows)
+
+        def seconds(tokens: int, wide: Job = wide) -> float:
+            begun = time.process_time()
+            ours(bench.sampler, [wide], tokens)
+            return time.process_time() - begun
+
+        seconds(16)
+        spent = [(seconds(40) - seconds(8)) / 32 for _ in range(5)]
+        kv = rows * (bench.prompt + 24) * bench.sampler.memory.shape.token_bytes
+        limit = (weights + kv) / bandwidth
+        found.append(
+            {
+                "rows": rows,
+                "step_ms": statistics.median(spent) * 1e3,
+                "bandwidth_limit_ms": limit * 1e3,
+            }
+        )
+    for one in found:
+        ratio = one["step_ms"] / one["bandwidth_limit_ms"]
+        print(f"{one['rows']:3.0f} rows: {one['step_ms']:7.2f} ms a step, {ratio:.1f}x the limit")
+    print(f"8 to 64 rows: {found[-1]['step_ms'] / found[0]['step_ms']:.2f}x")
+    return found
+
+
+def _bandwidth() -> float:
+    """Bytes per CPU-second of reading a large tensor."""
+    large = torch.ones(1 << 26)
+    large.sum()
+    begun = time.process_time()
+    for _ in range(8):
+        large.sum()
+    return 8 * large.nbytes / (time.process_time() - begun)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--model", type=Path, help="a model's directory; default: a tiny Qwen3")
-    parser.add_argument("--jobs", type=int, default=4)
-    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--jobs", type=int, nargs="+", default=[1, 3, 4])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
+    parser.add_argument("--quick", action="store_true", help="one round of four jobs, 8 tokens")
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--png", type=Path, help="also draw them here")
     args = parser.parse_args()
+    if args.quick:
+        args.jobs, args.tokens, args.rounds = [4], 8, 1
+    peers = {"company", "in turn", "per job", "per request", "continuous"} - set(args.without)
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         directory = args.model or root / "model"
         if args.model is None:
             tiny_qwen3(directory)
-        seconds = measure(contenders(root, directory, args), args.rounds)
-    made = args.jobs * args.samples * args.tokens
-    rates = {name: made / statistics.median(values) for name, values in seconds.items()}
-    print(f"{'':12} tokens per CPU-second   company is faster by")
-    for name, rate in rates.items():
-        print(f"{name:12} {rate:21.0f}   {rates['company'] / rate:18.2f}x")
+        bench = prepare(root, directory, max(args.jobs), args)
+        table = compare(bench, peers, args)
+        decode = steps(bench)
     if args.json:
-        settings = {k: str(v) for k, v in vars(args).items()}
-        report = {"settings": settings, "cpu_seconds": seconds, "tokens_per_cpu_second": rates}
+        settings = {k: str(v) for k, v in vars(args).items() if k not in ("json", "png", "model")}
+        settings["model"] = args.model.name if args.model else "qwen3-1m"
+        report = {"settings": settings, "load": load, "table": table, "decode_steps": decode}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
+    if args.png:
+        from sampling_peers import draw
+
+        draw(table, args.png)
 
 
 if __name__ == "__main__":
