@@ -156,7 +156,9 @@ def step_all(steps: Sequence[Step]) -> list[Done]:
 def _ready(step: Step, norm: float) -> _Ready | UserError:
     """Whatever can fail for lack of memory comes before anything is changed."""
     if not math.isfinite(norm):
-        return UserError("the accumulated gradient is not finite: nothing was changed")
+        return UserError(
+            "the accumulated gradient is not finite: it is dropped, the weights are unchanged"
+        )
     optimizer = step.optimizer
     used = min(norm, step.adam.grad_clip_norm or norm)
     bounds = optimizer.bounds.after(used, _next(optimizer), step.adam)
@@ -179,7 +181,8 @@ def _all_done(ready: Sequence[_Ready | UserError], norms: Sequence[float]) -> li
         elif not _step_with_care(one.step, *one.before):
             done[-1] = UserError(
                 f"a step with learning rate {adam.learning_rate:g} and weight decay "
-                f"{adam.weight_decay:g} makes weights that are not finite: nothing was changed"
+                f"{adam.weight_decay:g} makes weights that are not finite: "
+                "the accumulated gradient is dropped, the weights are unchanged"
             )
     for adam, alike in together.items():
         _apply([one.step for one in alike], adam)

@@ -156,6 +156,10 @@ class Trainer:
 
     @staticmethod
     def _stepped(job: Job, done: Done) -> OptimStepDone | Failed:
+        """A step that fails leaves weights and moments, but not the gradients that it could not
+        use: they would make every later step fail too."""
+        if isinstance(done, UserError):
+            job.clear_gradient()
         if isinstance(done, OpenRLError):
             return Failed(done)
         job.adapter.refresh()
