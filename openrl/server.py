@@ -180,10 +180,12 @@ async def serve(config: Config) -> None:
 
 
 def keep_collections_short() -> None:
-    """Takes what is there for good, modules mostly, out of the garbage collector's sight: a full
-    collection stops the event loop for as long as it looks."""
+    """A full collection stops the event loop for as long as it looks: 50 to 100 ms with 2,000
+    requests in flight. What is there for good, modules mostly, leaves the collector's sight, and
+    the old is looked at seldom: cycles die young here, and all else goes by reference counts."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 500)
 
 
 async def _first(*waits: Coroutine[Any, Any, object]) -> None:
