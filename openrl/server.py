@@ -140,7 +140,7 @@ async def _running(
 def _engine(config: Config) -> Engine:
     if config.engine.kind == "fake":
         return FakeEngine([model.name for model in config.models])
-    pages = config.data.absolute() / "idle-versions"
+    pages = config.data.absolute() / "idle"
     if config.engine.process == "child":
         implementation = f"{DeferredTorchEngine.__module__}:{DeferredTorchEngine.__name__}"
         return ProcessEngine(implementation, config.engine, config.models, pages)

@@ -75,7 +75,8 @@ class TorchEngine:
     def __init__(
         self, config: EngineConfig, sources: Sequence[ModelSource], pages: Path | None = None
     ) -> None:
-        """`pages` is a directory for sampler weights that idle; what is in it is deleted."""
+        """`pages` is a directory for adapters and sampler weights that idle; what an earlier
+        process left in it is deleted."""
         self._config = config
         self._sources = tuple(sources)
         self._pages = pages
@@ -152,6 +153,7 @@ class TorchEngine:
     def _serve(
         self, source: ModelSource, info: BaseModelInfo, base: BaseModel, plan: Plan, sharing: int
     ) -> _Served:
+        pages = self._pages / str(len(self._served)) if self._pages else None
         sampler = Sampler(
             base,
             kv_cache_bytes=plan.kv_cache // sharing,
@@ -161,9 +163,13 @@ class TorchEngine:
                 read_adapter, linears=base.linears, device=base.device, dtype=base.dtype
             ),
             raw_logprobs=self._config.sampled_logprobs == "raw",
+            pages=pages / "versions" if pages else None,
+            idle_versions=self._config.idle_versions,
         )
         budget = AdapterBudget(
-            plan.adapters_of(sharing), self._config.adapter_host_bytes // sharing
+            plan.adapters_of(sharing),
+            self._config.adapter_host_bytes // sharing,
+            pages / "adapters" if pages else None,
         )
         trainer = Trainer(base, info.name, budget, plan.kept(_needs([base])[0]))
         numerics = examine(base)

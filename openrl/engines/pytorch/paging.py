@@ -31,10 +31,11 @@ log = logging.getLogger("openrl")
 @dataclass(frozen=True, slots=True)
 class AdapterBudget:
     """Bytes for jobs on the device, and for idle ones in the host's memory where that is another
-    memory. None: no bound."""
+    memory. None: no bound. `disk` is the directory for the rest; None: a temporary one."""
 
     device: int | None = None
     host: int | None = None
+    disk: Path | None = None
 
 
 UNBOUNDED = AdapterBudget()
@@ -179,7 +180,7 @@ class Jobs:
     def _write(self, model_id: ModelId, tensors: dict[str, Tensor]) -> Path | None:
         try:
             if self._directory is None:
-                self._directory = Path(tempfile.mkdtemp(prefix="openrl-adapters-"))
+                self._directory = _own_directory(self._budget.disk)
             self._files += 1
             path = self._directory / f"{self._files}.safetensors"
             save_file(tensors, path)
@@ -203,3 +204,10 @@ class Jobs:
         page = self._pages.pop(model_id)
         if page.path is not None:
             page.path.unlink(missing_ok=True)
+
+
+def _own_directory(parent: Path | None) -> Path:
+    """For its owner alone: adapters are learnt from their users' data."""
+    if parent is not None:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="openrl-adapters-", dir=parent))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.torch_cases import piece, random_datum
@@ -115,6 +117,33 @@ def test_a_round_of_training_sampling_and_saving(engine, tmp_path):
     assert _control(engine, key, LoadAdapter(M, tmp_path, with_optimizer=True)) is None
     assert _control(engine, key, DropAdapter(M)) is None
     assert isinstance(_train(engine, key)[0].error, NotFound)
+
+
+def test_idle_versions_and_adapters_page_out_under_the_directory_given(model_directory, tmp_path):
+    """Two base models: their pages must not lie over each other."""
+    sources = [ModelSource(f"Tiny/{n}", model_directory(n)) for n in ("qwen3", "llama")]
+    pages = tmp_path / "idle"
+    (pages / "left").mkdir(parents=True)
+    config = replace(CONFIG, idle_versions=1, adapter_bytes=200_000, adapter_host_bytes=2)
+    engine = TorchEngine(config, sources, pages)
+    engine.load(lambda progress: None)
+    assert not (pages / "left").exists()
+    before = {}
+    for key in _keys(engine):
+        for name in ("m", "n"):
+            order = CreateAdapter(ModelId(name + key), LoraConfig(rank=2, seed=len(name + key)))
+            assert _control(engine, key, order) is None
+        for version in ("v1", "v2", "v3"):
+            pin = PinVersion(ModelId("m" + key), VersionId(version + key))
+            assert _control(engine, key, pin) is None
+            if version == "v1":
+                before[key] = _sample(engine, key, AdapterSource(pin.version_id), version + key)
+    assert len(list(pages.glob("*/versions/*.safetensors"))) == 4
+    assert len(list(pages.glob("*/adapters/*/*.safetensors"))) == 2
+    for key in _keys(engine):
+        again = _sample(engine, key, AdapterSource(VersionId("v1" + key)), "again" + key)
+        assert np.array_equal(again.logprobs, before[key].logprobs)
+    engine.close()
 
 
 def test_sampled_logprobs_are_those_of_forward(engine):
