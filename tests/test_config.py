@@ -263,6 +263,13 @@ def test_torch_computes_with_the_settled_threads() -> None:
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
 
 
+def test_show_prints_no_secret() -> None:
+    secret = "tml-" + "s" * 24
+    loaded = config.load([flag("server.admin_key", secret)], {})
+    assert loaded.admin_key == secret
+    assert secret not in "\n".join(toml_lines(loaded, {}))
+
+
 def test_what_show_prints_can_be_read_again(toml) -> None:
     flags = [
         Setting(MODELS, ('a"b=/x y', "c"), "--model", text=True),
