@@ -21,10 +21,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import tinker
@@ -37,6 +38,7 @@ from openrl.types import Datum
 RESULTS = Path(__file__).parent / "results"
 MODEL, HIDDEN, VOCABULARY = "benchmark/qwen3-4m", 256, 4096
 WARM = 2
+ROUNDS = 4
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,19 @@ def measure(clients: Clients, pid: int, count: int, shape: Shape, steps: int) ->
     return Row(count, str(shape), steps, spent / made, made / took)
 
 
+def summarised(rows: Sequence[Row]) -> Iterator[Row]:
+    """The median of each kind of row."""
+    for clients, shape in dict.fromkeys((row.clients, row.shape) for row in rows):
+        mine = [row for row in rows if (row.clients, row.shape) == (clients, shape)]
+        yield Row(
+            clients,
+            shape,
+            sum(row.steps for row in mine),
+            median(row.server_cpu_seconds_per_step for row in mine),
+            median(row.steps_per_second for row in mine),
+        )
+
+
 def bare_loop(directory: Path, shape: Shape, steps: int) -> float:
     """CPU seconds of a step of one job."""
     torch.set_num_threads(1)
@@ -171,10 +186,11 @@ def main() -> None:
             clients = Clients(url, 4)
             for shape in (Shape(8, 64, 64), Shape(4, 32, 32)):
                 # Interleaved, so that a busy machine harms both alike.
-                rows += [measure(clients, pid, n, shape, steps) for n in (1, 4, 1, 4)]
+                rows += [measure(clients, pid, n, shape, steps) for n in (1, 4) * ROUNDS]
         bare = bare_loop(directory, Shape(8, 64, 64), steps)
-    print(f"{'clients':>8}{'shape':>8}{'server CPU s / step':>22}{'steps / s':>12}")
-    for row in rows:
+    summary = list(summarised(rows))
+    print(f"{'clients':>8}{'shape':>8}{'server CPU s / step':>22}{'steps / s':>12}  (medians)")
+    for row in summary:
         print(
             f"{row.clients:8}{row.shape:>8}{row.server_cpu_seconds_per_step:22.3f}"
             f"{row.steps_per_second:12.2f}"
@@ -183,6 +199,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     report = {
         "load": os.getloadavg(),
+        "medians": [asdict(row) for row in summary],
         "rows": [asdict(row) for row in rows],
         "bare_peft_loop_8x64_cpu_seconds": bare,
     }
