@@ -2,7 +2,7 @@
 
 Versions with rows in the batch lie stacked in a `Bank`; a linear's low-rank product for all of
 them is two batched products over rows gathered by version. Each version's rows are padded to a
-common count of at least `_MIN_COUNT`, from which on a batched product's rows depend on neither
+common count of at least `MIN_ROWS`, from which on a batched product's rows depend on neither
 the count nor the other versions, to the bit.
 """
 
@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from openrl.engines.pytorch.lora import Adapter, LinearSpec
-from openrl.engines.pytorch.segments import StackedAdapters
+from openrl.engines.pytorch.segments import MIN_ROWS, StackedAdapters
 from openrl.types import VersionId
 
-_MIN_COUNT = 8  # less than `MIN_ROWS`: measured for batched products of these two orders alone
 _NARROWEST = 2  # a product with one column takes another kernel, whose bits depend on the rows
 _WASTE = 3  # one batched product may pad the rows to this many times their number
 
@@ -233,8 +232,8 @@ class Banks:
         if len(places) == 1 and len(places[0]) == rows:
             return [_Group(bank, 0, 1, None, None, None)]  # fillers share the product, unread
         widest = max(len(mine) for mine in places)
-        padded = max(widest, _MIN_COUNT) * len(places)
-        if padded <= _WASTE * sum(max(len(mine), _MIN_COUNT) for mine in places if mine):
+        padded = max(widest, MIN_ROWS) * len(places)
+        if padded <= _WASTE * sum(max(len(mine), MIN_ROWS) for mine in places if mine):
             return [self._group(bank, 0, places, total_rows)]
         return [
             self._group(bank, slot, [mine], total_rows) for slot, mine in enumerate(places) if mine
@@ -243,7 +242,7 @@ class Banks:
     def _group(
         self, bank: Bank, start: int, places: Sequence[list[int]], total_rows: int
     ) -> _Group:
-        count = max(_MIN_COUNT, *(len(mine) for mine in places))
+        count = max(MIN_ROWS, *(len(mine) for mine in places))
         gather: list[int] = []
         back: dict[int, int] = {}
         for slot, mine in enumerate(places):

@@ -3,10 +3,12 @@ preemption, with a cached prefix and when memory is short."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from openrl.engines.base import AdapterSource, RowId, RowStart
 from openrl.types import SampledSequence, VersionId
@@ -59,6 +61,16 @@ def stage(drive: Any, trained: Any, base_model: Any) -> Any:
     return make
 
 
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels share work out differently: what holds for one thread need not for two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_alone_and_among_many(family: str, stage: Any, crowd: list[RowStart]) -> None:
     together = stage(family).all(*crowd)
