@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from openrl.engines.base import AtomPiece, CreateAdapter, TrainPass, WeightsKey
 from openrl.engines.pytorch.loading import load_base_model
 from openrl.engines.pytorch.trainer import Trainer
-from openrl.scheduler.packing import cut_atoms
+from openrl.scheduler.core.packing import cut_atoms
 from openrl.types import Datum, ForwardBackwardOutput, LoraConfig, ModelId, RequestId
 
 CPU = torch.device("cpu")

@@ -20,8 +20,8 @@ from aiohttp import web
 from openrl.api import auth, codec, paging, schema
 from openrl.api.services import Services
 from openrl.errors import Forbidden, NotFound
-from openrl.scheduler.events import LanePaused, LaneResumed, WeightChanged
-from openrl.scheduler.story import Account, PassRecord
+from openrl.scheduler.core.events import LanePaused, LaneResumed, WeightChanged
+from openrl.scheduler.core.story import Account, PassRecord
 from openrl.types import OwnerId
 
 ROOT = "/api/v1/openrl"

@@ -17,8 +17,8 @@ from openrl.config import Config
 from openrl.errors import Gone, Unauthenticated, UserError
 from openrl.futures import Futures
 from openrl.scheduler.admission import Admission
+from openrl.scheduler.core.events import Event
 from openrl.scheduler.enquiries import Enquiries
-from openrl.scheduler.events import Event
 from openrl.scheduler.loading import ModelStatus
 from openrl.scheduler.models import Models
 from openrl.signing import Signer

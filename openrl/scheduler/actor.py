@@ -29,8 +29,7 @@ from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.closing import ended_by
 from openrl.scheduler.completion import Completion
 from openrl.scheduler.controls import Controls
-from openrl.scheduler.enquiries import Enquiries
-from openrl.scheduler.events import (
+from openrl.scheduler.core.events import (
     Cancelled,
     Decision,
     EngineLost,
@@ -49,6 +48,8 @@ from openrl.scheduler.events import (
     Tick,
     WakeAt,
 )
+from openrl.scheduler.core.state import State
+from openrl.scheduler.enquiries import Enquiries
 from openrl.scheduler.loading import Loading
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
@@ -56,7 +57,6 @@ from openrl.scheduler.outcomes import outcome_of
 from openrl.scheduler.pending import Pending, unused_tokens
 from openrl.scheduler.pins import Pins
 from openrl.scheduler.runner import Runner
-from openrl.scheduler.state import State
 from openrl.types import (
     Failed,
     ModelId,

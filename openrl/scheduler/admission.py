@@ -22,10 +22,10 @@ from openrl.futures import Futures
 from openrl.journal import Flushed, Journal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.closing import not_created, past_life
+from openrl.scheduler.core.events import LaneOpened, SeqConsumed
+from openrl.scheduler.core.packing import cut_atoms
 from openrl.scheduler.enquiries import QueueState
-from openrl.scheduler.events import LaneOpened, SeqConsumed
 from openrl.scheduler.models import Model
-from openrl.scheduler.packing import cut_atoms
 from openrl.scheduler.pending import Pending, payload_bytes
 from openrl.scheduler.quotas import Quotas
 from openrl.types import (

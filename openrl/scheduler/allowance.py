@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from openrl.scheduler.events import Item
+from openrl.scheduler.core.events import Item
 from openrl.types import OwnerId, RequestId
 
 BUCKETS = 4096

@@ -30,7 +30,7 @@ from openrl.engines.base import (
 )
 from openrl.errors import OpenRLError
 from openrl.scheduler.backlog import Backlog
-from openrl.scheduler.events import (
+from openrl.scheduler.core.events import (
     PartEnded,
     RowProgress,
     StartDecode,

@@ -7,10 +7,10 @@ from typing import Literal
 
 from openrl.scheduler.allowance import Allowances
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.core.state import State
+from openrl.scheduler.core.story import PassRecord, Statistics, StoryLine
 from openrl.scheduler.loading import Loading, ModelStatus
 from openrl.scheduler.models import Models
-from openrl.scheduler.state import State
-from openrl.scheduler.story import PassRecord, Statistics, StoryLine
 from openrl.types import OwnerId, RequestId
 
 QueueState = Literal["active", "paused_capacity", "paused_rate_limit"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from openrl.engines.base import WeightsKey
-from openrl.scheduler.events import Item, Kind, SampleSize
+from openrl.scheduler.core.events import Item, Kind, SampleSize
 from openrl.types import (
     Failed,
     ForwardBackward,

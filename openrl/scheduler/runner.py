@@ -37,7 +37,7 @@ from openrl.errors import EngineDied, OpenRLError, blamed_on_engine
 from openrl.scheduler import dispatch
 from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.controls import Controls, Order
-from openrl.scheduler.events import (
+from openrl.scheduler.core.events import (
     Finished,
     PartEnded,
     Start,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from support.core_driver import item, sample
 
 from openrl.scheduler.allowance import BUCKETS, Allowances, cost
-from openrl.scheduler.events import Item
+from openrl.scheduler.core.events import Item
 from openrl.types import OwnerId, RequestId
 
 

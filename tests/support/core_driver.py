@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from openrl.config import SchedulerConfig
 from openrl.engines.base import Capacity, RowId, WeightsKey
-from openrl.scheduler import events as ev
-from openrl.scheduler.state import State
+from openrl.scheduler.core import events as ev
+from openrl.scheduler.core.state import State
 from openrl.types import OwnerId, RequestId, SessionId
 
 BASE = WeightsKey("base")

@@ -22,7 +22,7 @@ from support.torch_cases import (
 from openrl.engines.base import OptimPass, OptimPiece
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.trainer import Trainer
-from openrl.scheduler.packing import cut_atoms
+from openrl.scheduler.core.packing import cut_atoms
 from openrl.types import AdamParams, Failed, LoraConfig, ModelId, RequestId
 
 LOSSES = tuple(DEFAULTS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openrl.scheduler import fairshare
-from openrl.scheduler.lanes import OrderedLane, SampleLane
-from openrl.scheduler.packing import PASS_KINDS
+from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.lanes import OrderedLane, SampleLane
+from openrl.scheduler.core.packing import PASS_KINDS
 
 if TYPE_CHECKING:
-    from openrl.scheduler.fairshare import Share
-    from openrl.scheduler.state import State
+    from openrl.scheduler.core.fairshare import Share
+    from openrl.scheduler.core.state import State
 
 
 def validate(state: State) -> None:

@@ -12,7 +12,7 @@ from support.core_driver import Driver, Engine, capacity, coin, item, requests_o
 from openrl.config import SchedulerConfig
 from openrl.engines.base import WeightsKey
 from openrl.errors import Gone, ServerError
-from openrl.scheduler import events as ev
+from openrl.scheduler.core import events as ev
 from openrl.types import OwnerId, RequestId
 
 MODELS = ("m0", "m1", "m2", "m3")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openrl.scheduler.costs import CostModel
+from openrl.scheduler.core.costs import CostModel
 
 
 @pytest.mark.parametrize("scale", [0.001, 0.1, 1.0, 30.0])

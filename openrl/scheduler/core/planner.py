@@ -15,17 +15,17 @@ from collections.abc import Iterator
 
 from openrl.config import SchedulerConfig
 from openrl.engines.base import WeightsKey
-from openrl.scheduler import costs, fairshare
-from openrl.scheduler.costs import CostModel
-from openrl.scheduler.events import PassId, StartControl, StartOptim, StartTrain
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.lanes import OrderedLane
-from openrl.scheduler.packing import Budget, Group
-from openrl.scheduler.passes import Candidate, Draft, Flight, filling
-from openrl.scheduler.queues import Queues
-from openrl.scheduler.requests import Request
-from openrl.scheduler.residency import Residency
-from openrl.scheduler.slices import Slicer
+from openrl.scheduler.core import costs, fairshare
+from openrl.scheduler.core.costs import CostModel
+from openrl.scheduler.core.events import PassId, StartControl, StartOptim, StartTrain
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.lanes import OrderedLane
+from openrl.scheduler.core.packing import Budget, Group
+from openrl.scheduler.core.passes import Candidate, Draft, Flight, filling
+from openrl.scheduler.core.queues import Queues
+from openrl.scheduler.core.requests import Request
+from openrl.scheduler.core.residency import Residency
+from openrl.scheduler.core.slices import Slicer
 
 
 class Planner:

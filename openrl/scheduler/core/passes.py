@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from openrl.engines.base import RowId
-from openrl.scheduler import fairshare
-from openrl.scheduler.events import PassId, Start
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.packing import Budget, Group
-from openrl.scheduler.requests import Request, Row
+from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.events import PassId, Start
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.packing import Budget, Group
+from openrl.scheduler.core.requests import Request, Row
 
 MISFITS = 16
 """How many heads that are too large for the room left are passed over in one pass."""

@@ -3,9 +3,9 @@ from __future__ import annotations
 from support.core_driver import BASE, capacity
 
 from openrl.engines.base import Capacity, RowId, WeightsKey
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.requests import Row
-from openrl.scheduler.residency import Residency
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.requests import Row
+from openrl.scheduler.core.residency import Residency
 from openrl.types import OwnerId, RequestId
 
 OTHER = WeightsKey("other")

@@ -20,7 +20,7 @@ from itertools import count
 
 from sortedcontainers import SortedList  # type: ignore[import-untyped]
 
-from openrl.scheduler.packing import Group
+from openrl.scheduler.core.packing import Group
 
 _order = count()
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from openrl.scheduler import fairshare
-from openrl.scheduler.lanes import OrderedLane
-from openrl.scheduler.requests import Request
-from openrl.scheduler.story import Statistics
+from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.lanes import OrderedLane
+from openrl.scheduler.core.requests import Request
+from openrl.scheduler.core.story import Statistics
 from openrl.types import RequestId
 
 if TYPE_CHECKING:
-    from openrl.scheduler.state import State
+    from openrl.scheduler.core.state import State
 
 
 def why_waiting(state: State, request_id: RequestId, now: float) -> str:

@@ -16,10 +16,10 @@ from typing import assert_never
 from openrl.config import SchedulerConfig
 from openrl.errors import Cancelled as CancelledError
 from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserError
-from openrl.scheduler import events as ev
-from openrl.scheduler import explain, fairshare
-from openrl.scheduler.checks import validate
-from openrl.scheduler.events import (
+from openrl.scheduler.core import events as ev
+from openrl.scheduler.core import explain, fairshare
+from openrl.scheduler.core.checks import validate
+from openrl.scheduler.core.events import (
     Decision,
     Event,
     Finished,
@@ -29,13 +29,13 @@ from openrl.scheduler.events import (
     RowProgress,
     WakeAt,
 )
-from openrl.scheduler.passes import Flight
-from openrl.scheduler.planner import Planner
-from openrl.scheduler.queues import Queues
-from openrl.scheduler.requests import Request, Row
-from openrl.scheduler.residency import Residency
-from openrl.scheduler.settlement import settle
-from openrl.scheduler.story import Chronicle, PassRecord, Statistics, StoryLine
+from openrl.scheduler.core.passes import Flight
+from openrl.scheduler.core.planner import Planner
+from openrl.scheduler.core.queues import Queues
+from openrl.scheduler.core.requests import Request, Row
+from openrl.scheduler.core.residency import Residency
+from openrl.scheduler.core.settlement import settle
+from openrl.scheduler.core.story import Chronicle, PassRecord, Statistics, StoryLine
 from openrl.types import RequestId
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from openrl.engines.base import Capacity, RowId, WeightsKey
-from openrl.scheduler.requests import Row
+from openrl.scheduler.core.requests import Row
 from openrl.types import OwnerId
 
 GUESSED_LENGTH = 256.0

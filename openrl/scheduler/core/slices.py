@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 
 from openrl.config import SchedulerConfig
 from openrl.engines.base import RowId, WeightsKey
-from openrl.scheduler import costs, fairshare
-from openrl.scheduler.costs import CostModel
-from openrl.scheduler.events import PassId, StartDecode
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.lanes import SampleLane
-from openrl.scheduler.packing import Budget, Group
-from openrl.scheduler.passes import Candidate, Draft, Flight
-from openrl.scheduler.queues import Queues
-from openrl.scheduler.requests import Request, Row
-from openrl.scheduler.residency import Residency
+from openrl.scheduler.core import costs, fairshare
+from openrl.scheduler.core.costs import CostModel
+from openrl.scheduler.core.events import PassId, StartDecode
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.lanes import SampleLane
+from openrl.scheduler.core.packing import Budget, Group
+from openrl.scheduler.core.passes import Candidate, Draft, Flight
+from openrl.scheduler.core.queues import Queues
+from openrl.scheduler.core.requests import Request, Row
+from openrl.scheduler.core.residency import Residency
 from openrl.types import OwnerId, RequestId
 
 

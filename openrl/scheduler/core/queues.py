@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
-from openrl.scheduler import fairshare
-from openrl.scheduler.events import Item
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.lanes import AnyLane, OrderedLane, SampleLane
-from openrl.scheduler.packing import PASS_KINDS, Group
-from openrl.scheduler.requests import Request
+from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.events import Item
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.lanes import AnyLane, OrderedLane, SampleLane
+from openrl.scheduler.core.packing import PASS_KINDS, Group
+from openrl.scheduler.core.requests import Request
 from openrl.types import OwnerId, RequestId
 
 

@@ -7,7 +7,7 @@ from support.core_driver import Driver, Engine, capacity, coin, item, requests_o
 
 from openrl.config import SchedulerConfig
 from openrl.errors import Cancelled, Gone, NotFound, OutOfMemory, ServerError, UserError
-from openrl.scheduler import events as ev
+from openrl.scheduler.core import events as ev
 from openrl.types import RequestId
 
 

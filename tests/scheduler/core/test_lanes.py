@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from support.core_driver import item, sample
 
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.lanes import OrderedLane, SampleLane
-from openrl.scheduler.requests import Request
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.lanes import OrderedLane, SampleLane
+from openrl.scheduler.core.requests import Request
 
 GAP = 2.0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.core_driver import Driver, Engine, capacity, item, sample
 
 from openrl.config import SchedulerConfig
-from openrl.scheduler import events as ev
+from openrl.scheduler.core import events as ev
 from openrl.types import RequestId
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openrl.scheduler.packing import Budget, cut_atoms
+from openrl.scheduler.core.packing import Budget, cut_atoms
 
 
 def test_the_cut_written_out() -> None:

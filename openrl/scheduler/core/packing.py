@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from openrl.engines.base import WeightsKey
-from openrl.scheduler.events import Kind
+from openrl.scheduler.core.events import Kind
 
 PassKind = Literal["train", "optim", "control", "sample"]
 

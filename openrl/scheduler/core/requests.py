@@ -6,8 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from openrl.engines.base import RowId, WeightsKey
-from openrl.scheduler.events import Item
-from openrl.scheduler.fairshare import Share
+from openrl.scheduler.core.events import Item
+from openrl.scheduler.core.fairshare import Share
 from openrl.types import OwnerId, RequestId
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 
 from openrl.engines.base import WeightsKey
-from openrl.scheduler.events import Finished, PassId
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.packing import PassKind
-from openrl.scheduler.passes import Flight
-from openrl.scheduler.settlement import Part
+from openrl.scheduler.core.events import Finished, PassId
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.packing import PassKind
+from openrl.scheduler.core.passes import Flight
+from openrl.scheduler.core.settlement import Part
 from openrl.types import RequestId
 
 TIMELINE = 4096

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from openrl.scheduler import costs
-from openrl.scheduler.costs import CostModel, Features
-from openrl.scheduler.events import Finished
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.passes import Flight
+from openrl.scheduler.core import costs
+from openrl.scheduler.core.costs import CostModel, Features
+from openrl.scheduler.core.events import Finished
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.passes import Flight
 
 
 @dataclass(slots=True)

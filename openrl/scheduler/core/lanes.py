@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.packing import Group
-from openrl.scheduler.requests import Request
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.packing import Group
+from openrl.scheduler.core.requests import Request
 from openrl.types import RequestId
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openrl.engines.base import WeightsKey
-from openrl.scheduler import fairshare
-from openrl.scheduler.fairshare import Share
-from openrl.scheduler.packing import Group
+from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.fairshare import Share
+from openrl.scheduler.core.packing import Group
 
 TRAIN: Group = (WeightsKey("base"), "train")
 OPTIM: Group = (WeightsKey("base"), "optim")
