@@ -178,8 +178,59 @@ class DropVersion:
     version_id: VersionId
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotAdapter:
+    """All that a model is, copied now: weights, optimizer, counts, and what gradient has been
+    accumulated. It is written to `directory`, which is made for it, while other passes run;
+    `Executed.written` tells when it is there. A model without steps has a snapshot too."""
+
+    model_id: ModelId
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotVersion:
+    """A pinned version, written to `directory` like a snapshot but in PEFT's layout: it is an
+    `AdapterSource.path` from then on."""
+
+    version_id: VersionId
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSnapshots:
+    """Returns when all snapshots that were asked for are written, or have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreAdapter:
+    """A model that is not there, as it was when the snapshot in `directory` was taken, to the
+    bit. Fails when the snapshot is not whole."""
+
+    model_id: ModelId
+    lora: LoraConfig
+    directory: Path
+
+
+@dataclass(frozen=True, slots=True)
+class PageOut:
+    """Nobody will need the model for a while. It comes back by itself when somebody does."""
+
+    model_id: ModelId
+
+
 Control: TypeAlias = (
-    CreateAdapter | DropAdapter | SaveAdapter | LoadAdapter | PinVersion | DropVersion
+    CreateAdapter
+    | DropAdapter
+    | SaveAdapter
+    | LoadAdapter
+    | PinVersion
+    | DropVersion
+    | SnapshotAdapter
+    | SnapshotVersion
+    | FinishSnapshots
+    | RestoreAdapter
+    | PageOut
 )
 
 
@@ -290,13 +341,24 @@ class DecodeReport:
 Report: TypeAlias = TrainReport | OptimReport | ControlReport | DecodeReport
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The end of a snapshot: it is in `directory` whole and durable, or `error` says why not."""
+
+    directory: Path
+    size_bytes: int = 0
+    error: str | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Executed:
-    """`seconds` is the measured engine time of the pass."""
+    """`seconds` is the measured engine time of the pass; `written` are the snapshots that have
+    ended since the last pass, also those of other base weights."""
 
     report: Report
     seconds: float
     capacity: Capacity
+    written: tuple[Written, ...] = ()
 
 
 class Engine(Protocol):
