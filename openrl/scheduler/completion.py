@@ -9,7 +9,7 @@ from openrl.actors import Tasks
 from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.metering import Meter
-from openrl.types import ModelId, OptimStepDone, Outcome, RequestId, Work
+from openrl.types import Outcome, RequestId, Work
 
 AT_ONCE = 8
 """A decode slice may end hundreds of requests, and each wakes a poll that encodes and writes:
@@ -27,9 +27,7 @@ class Completion:
 
     def settle(self, work: Work, outcome: Outcome) -> None:
         """Once for each accepted request. The future resolves when the outcome is durable."""
-        if isinstance(outcome, OptimStepDone):
-            self._journal.version(ModelId(work.lane), outcome.version)
-        self._journal.committed(work.request_id, outcome)
+        self._journal.committed(work, outcome)
         self._meter.count(work, outcome)
         self._settled.append((work.request_id, outcome))
         if self._resolving is None:

@@ -1,0 +1,18 @@
+"""What makes accepted training work survive the process: told before an answer, read at start."""
+
+from __future__ import annotations
+
+from openrl.journal.protocol import Flushed, Journal, JournalStatistics, NullJournal
+from openrl.journal.recovered import Answer, Executed, Recovered, RecoveredModel, Snapshot
+
+__all__ = [
+    "Answer",
+    "Executed",
+    "Flushed",
+    "Journal",
+    "JournalStatistics",
+    "NullJournal",
+    "Recovered",
+    "RecoveredModel",
+    "Snapshot",
+]
