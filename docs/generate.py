@@ -77,6 +77,8 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.tokens_per_minute": "Tokens that one owner may train and sample in a minute; what "
     "is over waits, and its polls say so. 0 is no bound.",
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
+    "scheduler.sharing": "`separate` and `in_turn` are for comparisons: a pass of one model's work "
+    "alone; and one owner's queue after the other's. Both are slower.",
     "limits.body_bytes": "The largest body of a request, decompressed.",
     "limits.datums": "Datums in one request.",
     "limits.num_samples": "Samples in one request.",

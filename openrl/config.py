@@ -99,7 +99,8 @@ class SchedulerConfig:
     """`quantum_seconds`: the longest that one pass should hold the engine. `gap_seconds`: how
     long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
     `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers. What
-    an owner may have at once is bounded by the `max_` ones; 0 is no bound."""
+    an owner may have at once is bounded by the `max_` ones; 0 is no bound. `sharing` other than
+    `fused` is for comparisons: see `scheduler/core/sharing.py`."""
 
     quantum_seconds: Seconds = 0.25
     gap_seconds: Seconds = 2.0
@@ -114,6 +115,7 @@ class SchedulerConfig:
     pinned_versions: Count = 4096
     pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
+    sharing: Literal["fused", "separate", "in_turn"] = "fused"
 
 
 @dataclass(frozen=True, slots=True)

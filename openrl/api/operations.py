@@ -8,7 +8,8 @@ others' work how much of the engine it took.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
@@ -43,15 +44,21 @@ class Operations:
     # --- looking ---
 
     async def statistics(self, request: web.Request) -> web.Response:
-        """Counters, accounts, and the last passes of the engine: how busy it is, and with what."""
+        """Counters, accounts, and the last passes of the engine: how busy it is, and with what.
+        With `after`, the number of a pass, those that came next, up to `limit`."""
         enquiries = self._services.enquiries
         counters = enquiries.statistics()
         limit, _ = paging.window(request)
+        after = paging.number(request, "after", -1)
         sees = self._sight_of(request)
         answer = {
             "owner": auth.owner_of(request),
             "clock": enquiries.now(),
-            "engine": {"ready": counters.engine_ready, "seconds": counters.engine_seconds},
+            "engine": {
+                "ready": counters.engine_ready,
+                "seconds": counters.engine_seconds,
+                "idle_runnable_seconds": counters.idle_runnable_seconds,
+            },
             "lanes": counters.lanes,
             "requests": {
                 "waiting": counters.requests_waiting,
@@ -60,7 +67,7 @@ class Operations:
             "rows": {"running": counters.rows_running, "preempted": counters.rows_preempted},
             "passes": dict(counters.passes),
             "accounts": _by_level(counters.accounts, sees),
-            "timeline": [_record(each, sees) for each in enquiries.timeline()[-limit:]],
+            "timeline": [_record(each, sees) for each in _part(enquiries.timeline(), after, limit)],
         }
         return codec.answer(request, answer)
 
@@ -145,6 +152,17 @@ def _by_level(
     return levels
 
 
+def _part(timeline: Sequence[PassRecord], after: int, limit: int) -> Sequence[PassRecord]:
+    """The last `limit` passes; or the first ones of those after the pass `after`."""
+    if after < 0:
+        return timeline[-limit:]
+    return timeline[bisect_right(timeline, after, key=_pass_id) :][:limit]
+
+
+def _pass_id(record: PassRecord) -> int:
+    return record.pass_id
+
+
 def _record(record: PassRecord, sees: Callable[[str, str], bool]) -> dict[str, Any]:
     def seen(level: str, names: Iterable[str]) -> list[str]:
         return [name for name in names if sees(level, name)]
@@ -157,6 +175,8 @@ def _record(record: PassRecord, sees: Callable[[str, str], bool]) -> dict[str, A
         "seconds": record.seconds,
         "tokens": record.tokens,
         "requests": record.requests,
+        "prefilled": record.prefilled,
+        "waits": record.waits,
         "owners": len(record.who),
         "who": seen("owner", record.who),
         "lanes": seen("lane", record.lanes),

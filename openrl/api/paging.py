@@ -14,15 +14,16 @@ MAX_LIMIT = 1000
 
 def window(request: web.Request) -> tuple[int, int]:
     """Raises `UserError` for what is no number; a larger limit is cut to 1000."""
-    limit = _number(request, "limit", DEFAULT_LIMIT)
-    return min(limit, MAX_LIMIT), _number(request, "offset", 0)
+    limit = number(request, "limit", DEFAULT_LIMIT)
+    return min(limit, MAX_LIMIT), number(request, "offset", 0)
 
 
 def cursor(limit: int, offset: int, total: int) -> dict[str, Any]:
     return {"offset": offset, "limit": limit, "total_count": total}
 
 
-def _number(request: web.Request, name: str, default: int) -> int:
+def number(request: web.Request, name: str, default: int) -> int:
+    """Raises `UserError` for what is no number."""
     text = request.query.get(name)
     if text is None:
         return default

@@ -69,6 +69,17 @@ async def test_the_timeline_is_as_long_as_asked_for(http: Http) -> None:
     assert [each["kind"] for each in (await stats(http, "?limit=1"))["timeline"]] == ["train"]
 
 
+async def test_the_timeline_is_read_on_from_the_last_pass_seen(http: Http) -> None:
+    await train(http)
+    first = (await stats(http, "?limit=1&after=0"))["timeline"]
+    rest = (await stats(http, f"?after={first[-1]['pass_id']}"))["timeline"]
+    assert [*first, *rest] == (await stats(http))["timeline"]
+    assert [each["kind"] for each in (*first, *rest)] == ["control", "train"]
+    assert (await stats(http, f"?after={rest[-1]['pass_id']}"))["timeline"] == []
+    assert all(0.0 <= wait < 60.0 for each in rest for wait in each["waits"])
+    assert (await http.ask("GET", "openrl/statistics?after=x"))[0] == 400
+
+
 async def test_a_models_story_is_its_owners(http: Http) -> None:
     model_id = await train(http)
     status, story = await http.ask("GET", f"openrl/models/{model_id}/story")

@@ -83,5 +83,6 @@ def statistics(state: State) -> Statistics:
         rows_preempted=sum(len(request.preempted) for request in requests),
         passes=dict(state.chronicle.passes),
         engine_seconds=state.chronicle.engine_seconds,
+        idle_runnable_seconds=state.chronicle.idle_runnable_seconds,
         accounts=state.chronicle.accounts(),
     )

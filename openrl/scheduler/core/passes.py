@@ -31,7 +31,8 @@ class Candidate:
 class Flight:
     """A pass in the engine. `parts` are its training requests, one entry for each atom with
     its `tokens`; `prefills` the tokens that rows joining the batch cost; `estimates` the
-    seconds that were charged in advance."""
+    seconds that were charged in advance; `waits` how long those had waited that it serves
+    first."""
 
     id: PassId
     group: Group
@@ -43,6 +44,7 @@ class Flight:
     prefills: dict[RowId, int] = field(default_factory=dict)
     preempted: tuple[Row, ...] = ()
     estimates: dict[Share, float] = field(default_factory=dict)
+    waits: tuple[float, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +52,8 @@ class Draft:
     """A pass being filled: its leader first, then whoever needs it most and fits.
 
     Company must not be more than `slack` seconds of service ahead of the leader: an owner that
-    rides along with everybody would otherwise get more than its weight.
+    rides along with everybody would otherwise get more than its weight. With `only`, all of it
+    is that lane's.
     """
 
     group: Group
@@ -61,8 +64,11 @@ class Draft:
     estimates: dict[Share, float] = field(default_factory=dict)
     aside: list[Share] = field(default_factory=list)
     riders_only: bool = False
+    only: Share | None = None
 
     def next(self) -> Share | None:
+        if self.only is not None:
+            return self.only if self.group in self.only.groups else None
         leaf = fairshare.first(self.root, self.group)
         if leaf is None or not (self.budget.pieces or self.riders_only):
             return leaf

@@ -25,6 +25,7 @@ from openrl.scheduler.core.passes import Candidate, Draft, Flight, filling
 from openrl.scheduler.core.queues import Queues
 from openrl.scheduler.core.requests import Request
 from openrl.scheduler.core.residency import Residency
+from openrl.scheduler.core.sharing import Sharing
 from openrl.scheduler.core.slices import Slicer
 
 
@@ -35,7 +36,8 @@ class Planner:
         self._residency = residency
         self._models: dict[WeightsKey, dict[str, CostModel]] = {}
         self._passes = 0
-        self._slicer = Slicer(config, queues, residency, self.model, self._id)
+        self._sharing = Sharing(config.sharing, residency)
+        self._slicer = Slicer(config, queues, residency, self._sharing, self.model, self._id)
 
     def model(self, group: Group) -> CostModel:
         weights, kind = group
@@ -45,16 +47,17 @@ class Planner:
         """None when nothing can start."""
         candidates = sorted(self._candidates(), key=lambda one: one.need)
         for lead in candidates:
+            self._sharing.led(lead)
             if flight := self._lead(lead, candidates, now):
                 return flight
         return self._slicer.sweep(now)
 
     def _candidates(self) -> Iterator[Candidate]:
-        root = self._queues.root
-        for group in root.queues:
-            if leaf := fairshare.first(root, group):
+        node, running = self._sharing.among(self._queues.root, list(self._slicer.running()))
+        for group in node.queues:
+            if leaf := fairshare.first(node, group):
                 yield Candidate(fairshare.tags(leaf), group, leaf)
-        yield from self._slicer.running()
+        yield from running
 
     def _lead(self, lead: Candidate, others: list[Candidate], now: float) -> Flight | None:
         match lead.group[1]:
@@ -71,7 +74,8 @@ class Planner:
         """An empty pass; virtual time moves to its leader."""
         quantum = self._config.quantum_seconds
         budget = Budget(quantum, self._config.pass_tokens)
-        return Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
+        only = self._sharing.only(lead)
+        return Draft(lead.group, self._queues.root, lead.need[0], quantum, budget, only=only)
 
     def _train(self, draft: Draft, now: float) -> Flight:
         pieces: list[tuple[Request, int]] = []

@@ -22,6 +22,7 @@ from openrl.scheduler.core.passes import Candidate, Draft, Flight
 from openrl.scheduler.core.queues import Queues
 from openrl.scheduler.core.requests import Request, Row
 from openrl.scheduler.core.residency import Residency
+from openrl.scheduler.core.sharing import Sharing
 from openrl.types import OwnerId, RequestId
 
 
@@ -41,12 +42,14 @@ class Slicer:
         config: SchedulerConfig,
         queues: Queues,
         residency: Residency,
+        sharing: Sharing,
         model: Callable[[Group], CostModel],
         new_id: Callable[[], PassId],
     ) -> None:
         self._config = config
         self._queues = queues
         self._residency = residency
+        self._sharing = sharing
         self._model = model
         self._new_id = new_id
 
@@ -63,11 +66,12 @@ class Slicer:
     def lead(self, lead: Candidate, others: list[Candidate], now: float) -> Flight | None:
         """None when the leader is a row that has to wait for room."""
         neediest = next((one.leaf for one in others if one.group[1] == "sample" and one.leaf), None)
+        sharing = self._sharing.may_sample(lead, neediest)
         if lead.leaf is None:
             fairshare.advance(self._queues.root, lead.need[0])
             open_door = neediest is not None and self._fits(self._waiting(neediest))
-            return self._slice(lead, open_door, now)
-        if lead.leaf is not neediest:
+            return self._slice(lead, open_door and sharing, now)
+        if lead.leaf is not neediest or not sharing:
             return None
         if not self._fits(self._waiting(lead.leaf)):
             away = self._make_room(lead.leaf, lead.group[0], now)
@@ -166,6 +170,7 @@ class Slicer:
         budget = Budget(quantum, self._config.pass_tokens)
         draft = Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
         draft.riders_only = lead.leaf is None
+        draft.only = self._sharing.only(lead)
         changes = Changes()
         if first := self._grow(lead.group[0], most, changes, now):
             return first

@@ -49,6 +49,7 @@ class State:
         self.flight: Flight | None = None
         self._cut_short: dict[RequestId, OpenRLError] = {}
         self._asked: float | None = None
+        self._held = False
         self._now = 0.0
         self._out: list[Decision] = []
 
@@ -57,7 +58,9 @@ class State:
     def handle(self, event: Event, now: float) -> list[Decision]:
         """`now` is in seconds and never goes back. Raises `AssertionError` for an event that
         the rules of `events` exclude: a bug of the caller."""
-        self._now = max(now, self._now)
+        before, self._now = self._now, max(now, self._now)
+        if self._held:
+            self.chronicle.idled(self._now - before)
         self._apply(event)
         self.queues.pass_gaps(self._now)
         for request in self.queues.overdue(self._now):
@@ -263,12 +266,22 @@ class State:
     # --- what next ---
 
     def _start(self) -> None:
+        self._held = False
         if self.flight is not None or self.residency.capacity is None:
             return
         self.flight = self.planner.next_pass(self._now)
         if self.flight is not None:
+            self.flight.waits = self._first_waits(self.flight)
             self._out.append(self.flight.order)
             self.chronicle.started(self.flight)
+        else:
+            self._held = any(self.queues.root.queues.values())
+
+    def _first_waits(self, flight: Flight) -> tuple[float, ...]:
+        """How long those requests have waited that this pass is the first to serve."""
+        ids = dict.fromkeys((*(r.id for r in flight.parts), *(r.request_id for r in flight.rows)))
+        served = (self.queues.requests[request] for request in ids)
+        return tuple(self._now - r.arrived for r in served if r.started == flight.started)
 
     def _ask_for_tick(self) -> None:
         when = self.queues.wake_at()

@@ -25,7 +25,9 @@ LEVELS = ("lane", "session", "owner")
 @dataclass(frozen=True, slots=True)
 class PassRecord:
     """One finished pass. `seconds` is measured engine time, `who` are owners, `requests` those
-    that had a part in it."""
+    that had a part in it. `tokens` hold the `prefilled` ones, of prompts and of rows that came
+    back. `waits` are the seconds from acceptance to this pass, of each request that it is the
+    first to serve."""
 
     pass_id: PassId
     kind: PassKind
@@ -37,6 +39,8 @@ class PassRecord:
     who: tuple[str, ...]
     lanes: tuple[str, ...]
     requests: int
+    prefilled: int
+    waits: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,7 @@ class Chronicle:
         self.passes: dict[PassKind, int] = {}
         self.engine_seconds = 0.0
         self.mean_seconds = 0.0
+        self.idle_runnable_seconds = 0.0
         self._lines: deque[StoryLine] = deque(maxlen=STORY)
 
     def tell(self, at: float, lane: str, request_id: RequestId | None, what: str) -> None:
@@ -95,6 +100,10 @@ class Chronicle:
         for out in flight.preempted:
             what = f"pass {flight.id}: row {out.id.sample} makes room"
             self.tell(flight.started, out.share.name, out.id.request_id, what)
+
+    def idled(self, seconds: float) -> None:
+        """The engine computed nothing although something was ready."""
+        self.idle_runnable_seconds += seconds
 
     def used(self, leaf: Share, seconds: float, tokens: int) -> None:
         for sums in self._sums_of(leaf):
@@ -140,8 +149,11 @@ class Chronicle:
                 tuple(sorted({leaf.owner.name for leaf in parts})),
                 tuple(sorted(leaf.name for leaf in parts)),
                 len(requests),
+                sum(flight.prefills.values()),
+                flight.waits,
             )
         )
+        self.idled(max(0.0, now - flight.started - event.seconds))
         self.passes[kind] = self.passes.get(kind, 0) + 1
         self.engine_seconds += event.seconds
         weight = 0.1 if self.mean_seconds else 1.0
@@ -150,7 +162,11 @@ class Chronicle:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Counters of one moment. `accounts` as in `Chronicle.accounts`."""
+    """Counters of one moment. `accounts` as in `Chronicle.accounts`.
+
+    `idle_runnable_seconds`: how long the engine computed nothing while accepted work could have
+    run: on the way to the engine and back, or held. What is on its way to the scheduler is not
+    in it."""
 
     engine_ready: bool
     lanes: int
@@ -160,4 +176,5 @@ class Statistics:
     rows_preempted: int
     passes: Mapping[PassKind, int]
     engine_seconds: float
+    idle_runnable_seconds: float
     accounts: Mapping[tuple[str, str], Account]
