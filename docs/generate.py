@@ -22,12 +22,15 @@ PAGE = Path(__file__).parent / "configuration.md"
 HTTP_PAGE = Path(__file__).parent / "http.md"
 
 MEANINGS: Mapping[str, str] = {
-    "server.host": "Address to listen at. Anything but loopback should wait for real keys.",
+    "server.host": "Address to listen at. Anything but loopback needs [keys](keys.md).",
     "server.port": "Port to listen at; 0 takes a free one.",
     "server.data": "Where checkpoints and the catalogue of names are kept.",
     "server.home": "The logical name of this node's catalogue. One node needs no other.",
     "server.public_url": "How others reach this server, say `https://host/prefix`: what links to "
     "files begin with. When left out, as the caller reached it.",
+    "server.tls_cert": "A certificate with its chain, in PEM: HTTPS instead of HTTP. See "
+    "[keys and trust](keys.md#tls).",
+    "server.tls_key": "The certificate's key, when it is in a file of its own.",
     "server.issue_jwts": "Exchange keys for identities that are good for an hour, so that "
     "`whoami` of the SDK works.",
     "server.poll_seconds": 'How long a poll is held before the answer is "still pending". '
@@ -36,8 +39,8 @@ MEANINGS: Mapping[str, str] = {
     "server.drain_seconds": "How long SIGTERM waits for accepted work to end.",
     "server.silence_seconds": "After how long without a heartbeat a client's samples are taken "
     "back, if it ever sent one. Training work runs.",
-    "server.admin_key": "The `X-API-Key` of administrators, over loopback alone; see "
-    "[scheduling](scheduling.md#changing-things-while-it-runs). Empty: there are none.",
+    "server.admin_key": "An administrator's `X-API-Key` that is good on the server's own machine "
+    "alone; see [keys and trust](keys.md#administrators). Empty: there is none.",
     "server.log_level": "The least serious message that is logged.",
     "server.log_format": "Lines for people, or one JSON object a line.",
     "engine.kind": "`fake` computes nothing real: it is for tests of clients and of the wire.",
@@ -61,6 +64,8 @@ MEANINGS: Mapping[str, str] = {
     "engine.sampled_logprobs": "`tempered`: at the request's temperature. `raw`: at temperature 1 "
     "always. See [sampling](sampling.md).",
     "scheduler.quantum_seconds": "The longest that one pass should hold the engine.",
+    "scheduler.hold_seconds": "The longest that an otherwise idle engine waits for models that "
+    "are about to send; 0 never waits.",
     "scheduler.gap_seconds": "How long a model's operations wait for a missing seq_id.",
     "scheduler.pass_tokens": "The most training tokens in one pass.",
     "scheduler.atom_tokens": "The size at which a request is cut into pieces that other work may "
@@ -79,7 +84,26 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
     "scheduler.sharing": "`separate` and `in_turn` are for comparisons: a pass of one model's work "
     "alone; and one owner's queue after the other's. Both are slower.",
+<<<<<<< docs/generate.py
+    "auth.mode": "`keys`: only keys that are listed. `any-key`: every key is an owner of its own. "
+    "`auto`: keys if there are any, else any key on loopback, else no start. See "
+    "[keys and trust](keys.md).",
+    "auth.keys_file": "The list of keys, as `openrl keys` writes it. When left out, `keys` in the "
+    "data directory.",
+    "auth.keys": "One more key, or its hash, for each owner named: for what comes from the "
+    'environment, `OPENRL_AUTH__KEYS="alice=tml-...,bob=sha256:..."`.',
+=======
+>>>>>>> /tmp/util/theirs
     "limits.body_bytes": "The largest body of a request, decompressed.",
+    "limits.body_bytes_per_second": "A body that comes slower than this, after the first "
+    "`body_seconds`, is cut with 408.",
+    "limits.body_seconds": "What every body is granted before its pace is judged.",
+    "limits.header_seconds": "Within which the head of a request must be there; the connection is "
+    "cut with 408.",
+    "limits.open_bodies_bytes": "Bytes of bodies that one owner may be sending at once; what is "
+    "over gets 429.",
+    "limits.open_polls": "Polls that one owner may have open at once; what is over gets 429.",
+    "limits.request_tokens": "Tokens in one request.",
     "limits.datums": "Datums in one request.",
     "limits.num_samples": "Samples in one request.",
     "limits.id_chars": "Characters of an id.",
@@ -87,6 +111,11 @@ MEANINGS: Mapping[str, str] = {
     "limits.topk_prompt_logprobs": "The highest k.",
     "limits.topk_sample_logprobs": "The highest k, for sampled tokens.",
     "limits.tensor_elements": "Elements of all tensors of one request, once dense.",
+    "metrics.access": "Who may read `/metrics` besides this machine and who has the key below. See "
+    "[observability](observability.md).",
+    "metrics.key": "A key that opens `/metrics` from elsewhere, and nothing else.",
+    "traces.endpoint": "Where OpenTelemetry spans go over OTLP/HTTP, say "
+    "`http://127.0.0.1:4318/v1/traces`; empty: there are none. Needs the extra `otel`.",
 }
 
 HEAD = """\

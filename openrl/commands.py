@@ -15,6 +15,7 @@ import click
 from openrl import demo, preflight, threads
 from openrl.config import SECRETS, Config, build, environ, known_keys, resolve
 from openrl.errors import OpenRLError
+from openrl.key_commands import keys_group
 from openrl.settings import MODELS, Setting
 from openrl.telemetry import set_up_logging
 
@@ -114,6 +115,9 @@ def serve(source: Source) -> None:
         if (advice := preflight.explain(error, config)) is None:
             raise
         raise click.ClickException(advice) from error
+
+
+cli.add_command(keys_group)
 
 
 @cli.group("config")

@@ -3,10 +3,11 @@
 Order of precedence: command line, then environment (read here and nowhere else), then the TOML
 file, then the defaults below. An unknown key is an error that names it.
 
-A key is `section.name`. The file has `[server]`, `[models]`, `[engine]`, `[scheduler]` and
-`[limits]`; the environment says `OPENRL_ENGINE__THREADS` for `engine.threads`,
-`OPENRL_MODELS="NAME=PATH,NAME"`, and `OPENRL_CONFIG` for the file. The double underscore keeps
-clear of what Kubernetes injects for a service named openrl (`OPENRL_PORT=tcp://...`).
+A key is `section.name`. The file has `[server]`, `[models]`, `[engine]`, `[scheduler]`,
+`[auth]`, `[limits]`, `[metrics]` and `[traces]`; the environment says `OPENRL_ENGINE__THREADS`
+for `engine.threads`, `OPENRL_MODELS="NAME=PATH,NAME"`, and `OPENRL_CONFIG` for the file. The
+double underscore keeps clear of what Kubernetes injects for a service named openrl
+(`OPENRL_PORT=tcp://...`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
-from msgspec import Meta
 
 from openrl.errors import UserError
+from openrl.model_sources import ModelSource as ModelSource
+from openrl.model_sources import sources_in
 from openrl.settings import (
     MODELS,
     Setting,
@@ -31,40 +33,18 @@ from openrl.settings import (
     from_openmp,
     pairs,
 )
-
-Count: TypeAlias = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
-Whole: TypeAlias = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
-Port: TypeAlias = Annotated[int, Meta(ge=0, le=65535, description="a port: 0 (any) to 65535")]
-Seconds: TypeAlias = Annotated[
-    float, Meta(ge=0, le=1e9, description="seconds, at least 0 and finite")
-]
-Weight: TypeAlias = Annotated[float, Meta(gt=0, le=1e6, description="a number above 0")]
-Home: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lowercase letters, digits, -"
-    ),
-]
-Key: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=r"^(tml-[!-~]{16,256})?$",
-        description="a secret of at least 16 characters behind tml-",
-    ),
-]
-Device: TypeAlias = Annotated[
-    str,
-    Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N"),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSource:
-    """A public name and where its files are; `path` None lets transformers resolve the name
-    from its cache or the hub. Several names may share a path."""
-
-    name: str
-    path: Path | None = None
+from openrl.values import (
+    Count,
+    Device,
+    Home,
+    Key,
+    KeyOrHash,
+    Port,
+    Seconds,
+    Weight,
+    Whole,
+    expected,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +76,15 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`quantum_seconds`: the longest that one pass should hold the engine. `gap_seconds`: how
-    long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
+    """`quantum_seconds`: the longest that one pass should hold the engine. `hold_seconds`: the
+    longest that an otherwise idle engine waits for models that are about to send; 0 never waits.
+    `gap_seconds`: how long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
     `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers. What
     an owner may have at once is bounded by the `max_` ones; 0 is no bound. `sharing` other than
     `fused` is for comparisons: see `scheduler/core/sharing.py`."""
 
     quantum_seconds: Seconds = 0.25
+    hold_seconds: Seconds = 0.02
     gap_seconds: Seconds = 2.0
     pass_tokens: Count = 4096
     atom_tokens: Count = 1024
@@ -116,14 +98,36 @@ class SchedulerConfig:
     pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
     sharing: Literal["fused", "separate", "in_turn"] = "fused"
+<<<<<<< openrl/config.py
+
+
+@dataclass(frozen=True, slots=True)
+class AuthConfig:
+    """Whose keys are let in. `mode` auto is "keys" when there are any, and "any-key" when there
+    are none and nobody but this machine can connect. `keys_file` None is `keys` in the data
+    directory. `keys`: for each owner one more key, or its hash."""
+
+    mode: Literal["auto", "keys", "any-key"] = "auto"
+    keys_file: Path | None = None
+    keys: Mapping[str, KeyOrHash] = field(default_factory=dict)
+=======
+>>>>>>> /tmp/util/theirs
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the door lets in. `topk_prompt_logprobs` bounds what is asked for at one position of a
-    prompt: the best tokens, alternatives drawn, and tokens to be scored."""
+    prompt: the best tokens, alternatives drawn, and tokens to be scored. `header_seconds`: within
+    which the head of a request must be there; `body_seconds` are granted to its body, and more at
+    `body_bytes_per_second`. `open_polls` and `open_bodies_bytes` are each owner's."""
 
     body_bytes: Count = 256 << 20
+    body_bytes_per_second: Count = 4096
+    body_seconds: Seconds = 20.0
+    header_seconds: Seconds = 20.0
+    open_bodies_bytes: Count = 1 << 30
+    open_polls: Count = 16384
+    request_tokens: Count = 16 << 20
     datums: Count = 4096
     num_samples: Count = 1024
     id_chars: Count = 255
@@ -134,11 +138,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """Who may read `/metrics` besides this machine: who has `key` or is an administrator, or
+    everyone."""
+
+    access: Literal["loopback", "everyone"] = "loopback"
+    key: Key = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TracesConfig:
+    """`endpoint`: where spans go over OTLP/HTTP; none are made when empty."""
+
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """`poll_seconds`: how long a poll is held before the answer is "still pending"; the SDK
     reads for 45 s. `retention_seconds`: how long a result can be fetched again.
     `silence_seconds`: after how long without a word a client's samples are taken back.
-    `admin_key`: what `X-API-Key` an administrator has; none when empty."""
+    `admin_key`: what `X-API-Key` an administrator has on this machine; none when empty.
+    `tls_cert`: the chain in PEM; with its key unless `tls_key` has that. None is plain HTTP."""
 
     models: tuple[ModelSource, ...]
     host: str = "127.0.0.1"
@@ -146,6 +167,8 @@ class Config:
     data: Path = Path("openrl-data")
     home: Home = "local"
     public_url: str | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     issue_jwts: bool = False
     poll_seconds: Seconds = 30.0
     retention_seconds: Seconds = 3600.0
@@ -156,7 +179,10 @@ class Config:
     log_format: Literal["pretty", "json"] = "pretty"
     engine: EngineConfig = field(default_factory=EngineConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    auth: AuthConfig = field(default_factory=AuthConfig)
     limits: Limits = field(default_factory=Limits)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    traces: TracesConfig = field(default_factory=TracesConfig)
 
 
 # --- loading --------------------------------------------------------------------------------
@@ -168,10 +194,13 @@ _SECTIONS: Mapping[str, type] = {
     "server": Config,
     "engine": EngineConfig,
     "scheduler": SchedulerConfig,
+    "auth": AuthConfig,
     "limits": Limits,
+    "metrics": MetricsConfig,
+    "traces": TracesConfig,
 }
 
-SECRETS = frozenset({"server.admin_key"})
+SECRETS = frozenset({"server.admin_key", "auth.keys", "metrics.key"})
 """Keys whose values are shown to nobody."""
 
 
@@ -204,12 +233,15 @@ def build(settings: Mapping[str, Setting]) -> Config:
         if key != MODELS:
             section, name = key.split(".", 1)
             values[section][name] = _convert(setting, keys[key])
-    models = _models(settings[MODELS]) if MODELS in settings else ()
+    models = sources_in(settings[MODELS]) if MODELS in settings else ()
     return Config(
         models=models,
         engine=EngineConfig(**values["engine"]),
         scheduler=SchedulerConfig(**values["scheduler"]),
+        auth=AuthConfig(**values["auth"]),
         limits=Limits(**values["limits"]),
+        metrics=MetricsConfig(**values["metrics"]),
+        traces=TracesConfig(**values["traces"]),
         **values["server"],
     )
 
@@ -225,62 +257,19 @@ def known_keys() -> dict[str, Any]:
     }
 
 
-def expected(hint: Any) -> str:
-    """What a key takes, in words."""
-    if hint in (str, Path, bool):
-        return {str: "text", Path: "a path", bool: "true or false"}[hint]
-    if words := [m.description for m in getattr(hint, "__metadata__", ()) if m.description]:
-        return str(words[0])
-    arguments = get_args(hint)
-    if arguments and type(None) in arguments:
-        return expected(next(a for a in arguments if a is not type(None)))
-    if len(arguments) == 2 and arguments[0] is str:
-        return f"names, each with {expected(arguments[1])}"
-    return "one of " + ", ".join(str(a) for a in arguments)
-
-
 def _convert(setting: Setting, hint: Any) -> Any:
     value = setting.value
     if setting.text and expected(hint).startswith("names"):
         value = dict(pairs(str(value)))
     try:
-        if hint is Path:
+        if Path in (hint, *get_args(hint)):
             return setting.base / Path(msgspec.convert(value, str)).expanduser()
         return msgspec.convert(value, hint, strict=not setting.text)
     except msgspec.ValidationError as error:
+        shown = "(a secret)" if setting.key in SECRETS else repr(setting.value)
         raise UserError(
-            f"{setting.place}: {setting.key} = {setting.value!r}: expected {expected(hint)}"
-        ) from error
-
-
-def _models(setting: Setting) -> tuple[ModelSource, ...]:
-    if isinstance(setting.value, Mapping):
-        entries = [(name, _path_of(setting, name, at)) for name, at in setting.value.items()]
-    else:
-        entries = list(pairs(setting.value))  # type: ignore[arg-type]  # a text or a list of them
-    names = [name for name, _ in entries]
-    for name, path in entries:
-        if not name or path == "":
-            raise UserError(f"{setting.place}: a model is NAME or NAME=PATH")
-        if names.count(name) > 1:
-            raise UserError(f"{setting.place}: {name!r} is named twice")
-    return tuple(
-        ModelSource(name, None if path is None else setting.base / Path(path).expanduser())
-        for name, path in entries
-    )
-
-
-def _path_of(setting: Setting, name: str, entry: object) -> str | None:
-    """`"NAME" = "PATH"`, `"NAME" = {path = "PATH"}`, or `"NAME" = {}` for the hub's."""
-    if isinstance(entry, str):
-        return entry
-    if isinstance(entry, dict) and set(entry) <= {"path"}:
-        path = entry.get("path")
-        if path is None or isinstance(path, str):
-            return path
-    raise UserError(
-        f'{setting.place}: {name!r}: expected a path or {{path = "..."}}; quote the name'
-    )
+            f"{setting.place}: {setting.key} = {shown}: expected {expected(hint)}"
+        ) from None if setting.key in SECRETS else error
 
 
 def _unknown(setting: Setting, keys: Iterable[str]) -> str:

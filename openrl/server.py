@@ -24,7 +24,7 @@ from aiohttp import web
 
 from openrl.actors import Tasks
 from openrl.api.app import Services, build_app, build_runner
-from openrl.api.auth import AnyKey, WithIdentities
+from openrl.api.auth import authenticator_of
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
@@ -112,11 +112,11 @@ async def _running(
         status=actor.enquiries.status,
         engine_seconds=actor.enquiries.engine_seconds,
         clock=time.time,
-        authenticator=WithIdentities(AnyKey(), signer, time.time)
-        if config.issue_jwts
-        else AnyKey(),
+        authenticator=authenticator_of(config, signer, time.time, time.monotonic),
         signer=signer,
         enquiries=actor.enquiries,
+        meter=actor.meter,
+        journal=journal,
         post=actor.post,
     )
     tasks = Tasks(lambda name, error: None)

@@ -16,7 +16,7 @@ from typing import Any
 import jwt
 
 from openrl.errors import Forbidden, Unauthenticated
-from openrl.types import OwnerId, TinkerPath
+from openrl.types import TinkerPath
 
 _ALGORITHM = "HS256"
 _LINK, _IDENTITY = "openrl:link", "openrl:identity"
@@ -59,14 +59,15 @@ class Signer:
             raise Forbidden("this link is not valid, or not any longer: ask for it anew") from error
         return Link(TinkerPath(claims["path"]), claims["version"], claims["file"])
 
-    def sign_identity(self, owner: OwnerId, claims: Mapping[str, str | int], expires: float) -> str:
-        return self._sign(_IDENTITY, {**claims, "owner": owner}, expires)
+    def sign_identity(self, key_id: str, claims: Mapping[str, str | int], expires: float) -> str:
+        """Of whoever holds the key of that name, for as long as it is held."""
+        return self._sign(_IDENTITY, {**claims, "key": key_id}, expires)
 
-    def read_identity(self, token: str, now: float) -> OwnerId:
-        """Raises `Unauthenticated`."""
+    def read_identity(self, token: str, now: float) -> str:
+        """The name of its key. Raises `Unauthenticated`."""
         try:
-            return OwnerId(self._read(_IDENTITY, token, now)["owner"])
-        except jwt.InvalidTokenError as error:
+            return str(self._read(_IDENTITY, token, now)["key"])
+        except (jwt.InvalidTokenError, KeyError) as error:
             raise Unauthenticated("the token is not valid, or not any longer") from error
 
     def _sign(self, audience: str, claims: Mapping[str, Any], expires: float) -> str:

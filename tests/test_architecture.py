@@ -32,11 +32,11 @@ SHELL = (
     "runner",
     "quotas",
 )
-PURE_SHELL = ("allowance", "dispatch", "outcomes", "pending", "pins")
+PURE_SHELL = ("allowance", "curves", "dispatch", "outcomes", "pending", "pins")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
 FLOORS: Mapping[int, tuple[str, ...]] = {
-    5: ("server", "housekeeping", "cli", "commands", "preflight", "startup"),
+    5: ("server", "housekeeping", "cli", "commands", "key_commands", "preflight", "startup"),
     4: ("api",),
     3: (
         "scheduler.core",
@@ -49,6 +49,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "engines.losses",
         "engines.process",
         "engines.scores",
+        "engines.snapshots",
         "engines.validation",
         "engines.worker",
         "engines.pytorch",
@@ -60,8 +61,19 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "checkpoints",
         "futures",
         "journal",
+        "keys",
     ),
-    1: ("actors", "config", "data_directory", "demo", "settings", "telemetry", "threads"),
+    1: (
+        "actors",
+        "config",
+        "data_directory",
+        "demo",
+        "model_sources",
+        "settings",
+        "telemetry",
+        "threads",
+        "values",
+    ),
     0: ("errors", "paths", "types"),
 }
 IMPLEMENTATIONS = {"engines.fake", "engines.fake_model", "engines.fake_rows", "engines.pytorch"}

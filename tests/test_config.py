@@ -190,7 +190,10 @@ def test_every_default_can_be_said_and_every_key_says_what_it_takes() -> None:
         "server": defaults,
         "engine": defaults.engine,
         "scheduler": defaults.scheduler,
+        "auth": defaults.auth,
         "limits": defaults.limits,
+        "metrics": defaults.metrics,
+        "traces": defaults.traces,
     }
     settings = {}
     for key, hint in config.known_keys().items():
@@ -200,7 +203,7 @@ def test_every_default_can_be_said_and_every_key_says_what_it_takes() -> None:
         assert len(config.expected(hint)) > 3, key
     assert config.build(settings) == defaults
     fields = sum(len(get_type_hints(type(owner))) for owner in owners.values())
-    assert len(settings) == fields - len({"models", "engine", "scheduler", "limits"})
+    assert len(settings) == fields - len({"models", *owners} - {"server"})
 
 
 # --- threads --------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from openrl.api.services import Services
 from openrl.api.shapes import Plain
 from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.errors import UserError
+from openrl.keys import ID_CHARS
 from openrl.types import OwnerId
 
 IDENTITY_SECONDS = 3600.0
@@ -48,35 +49,36 @@ class Accounts:
             raise UserError("this server issues no tokens: server.issue_jwts is off; use the key")
         if auth.is_identity(auth.key_of(request)):
             raise UserError("a token cannot be exchanged for another: use the key")
-        owner, now = auth.owner_of(request), self._services.clock()
+        holder, now = auth.holder_of(request), self._services.clock()
         claims: dict[str, str | int] = {
-            "sub": shapes.urn(owner),
+            "sub": shapes.urn(holder.owner),
             "org_id": self._services.config.home,
-            "email": self._email(owner),
+            "email": self._email(holder.owner),
             "iat": int(now),
         }
-        jwt = self._services.signer.sign_identity(owner, claims, now + IDENTITY_SECONDS)
+        jwt = self._services.signer.sign_identity(holder.key_id, claims, now + IDENTITY_SECONDS)
         return codec.answer(request, {"jwt": jwt})
 
     async def key(self, request: web.Request) -> web.Response:
-        owner = auth.owner_of(request)
+        """The caller's key. The number is its name in `openrl keys list`, which is hexadecimal."""
+        holder = auth.holder_of(request)
         answer = {
-            "key_id": int(owner[:12], 16) if _hexadecimal(owner[:12]) else 0,
-            "name": owner[:12],
-            "note": "this server keeps no list of keys: each is an owner of its own",
+            "key_id": int(holder.key_id[:ID_CHARS], 16),
+            "name": holder.owner,
+            "note": "an administrator's" if holder.admin else "",
             "details": {
                 "org_details": {"name": self._services.config.home},
-                "user_details": {"email": self._email(owner)},
+                "user_details": {"email": self._email(holder.owner)},
             },
         }
         return codec.answer(request, answer)
 
     async def delete_key(self, request: web.Request) -> web.Response:
-        raise UserError("keys are not deleted over HTTP: they are whatever the server was told")
+        raise UserError("keys are not deleted over HTTP: see `openrl keys revoke`")
 
     def _email(self, owner: OwnerId) -> str:
         """Nobody's address: the SDK wants one to show."""
-        return f"{owner[:12]}@{self._services.config.home}"
+        return f"{owner}@{self._services.config.home}"
 
     # --- what was done ---
 
@@ -192,7 +194,3 @@ def _moment(request: web.Request, name: str) -> float:
     except ValueError as error:
         raise UserError(f"{name} must be a time such as 2026-07-13T00:00:00Z") from error
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _hexadecimal(text: str) -> bool:
-    return all(letter in "0123456789abcdef" for letter in text) and text != ""

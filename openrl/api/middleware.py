@@ -96,7 +96,7 @@ def authentication(authenticator: auth.Authenticator) -> Middleware:
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         known = request.match_info.http_exception is None  # else the answer is what is wrong
         if known and not _open(request.path):
-            request[auth.OWNER] = authenticator.owner(auth.key_of(request))
+            auth.admit(request, authenticator)
         return await handler(request)
 
     return authenticate

@@ -16,10 +16,12 @@ from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
 from openrl.errors import Gone, Unauthenticated, UserError
 from openrl.futures import Futures
+from openrl.journal import Journal
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.core.events import Event
 from openrl.scheduler.enquiries import Enquiries
 from openrl.scheduler.loading import ModelStatus
+from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
 from openrl.signing import Signer
 from openrl.types import OwnerId
@@ -44,6 +46,8 @@ class Services:
     authenticator: auth.Authenticator
     signer: Signer
     enquiries: Enquiries
+    meter: Meter
+    journal: Journal
     post: Callable[[Event], None]
     heard: dict[str, float] = field(default_factory=dict)  # sessions, and when one last spoke
     heartbeats: dict[str, float] = field(default_factory=dict)  # and when its heart last beat
@@ -89,7 +93,7 @@ class Services:
         if token is None:
             return auth.owner_of(request)
         try:
-            return self.authenticator.owner(token)
+            return self.authenticator.holder(token).owner
         except Unauthenticated as error:
             raise UserError(f"weights_access_token: {error.message}") from error
 

@@ -78,16 +78,16 @@ async def test_long_texts_are_cut() -> None:
 
 def test_each_key_is_an_owner_of_its_own() -> None:
     keys = ["tml-a", "tml-b", "eyJa"]
-    owners = [AnyKey().owner(key) for key in keys]
+    owners = [AnyKey().holder(key).owner for key in keys]
     assert len(set(owners)) == 3
-    assert owners == [AnyKey().owner(key) for key in keys]
+    assert owners == [AnyKey().holder(key).owner for key in keys]
     assert not any(key in owner for key, owner in zip(keys, owners, strict=True))
 
 
 @pytest.mark.parametrize("key", ["", "tml-", "sk-x", "tml-\n", "tml-" + "x" * 10_000, "xtml-a"])
 def test_ill_formed_keys(key: str) -> None:
     with pytest.raises(Unauthenticated):
-        AnyKey().owner(key)
+        AnyKey().holder(key)
 
 
 @pytest.mark.parametrize(
