@@ -78,10 +78,10 @@ class EngineConfig:
 class SchedulerConfig:
     """`quantum_seconds`: the longest that one pass should hold the engine. `hold_seconds`: the
     longest that an otherwise idle engine waits for models that are about to send; 0 never waits.
-    `gap_seconds`: how long a lane waits for a missing seq_id. `atom_tokens`: the size at which a request is cut.
-    `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed samplers. What
-    an owner may have at once is bounded by the `max_` ones; 0 is no bound. `sharing` other than
-    `fused` is for comparisons: see `scheduler/core/sharing.py`."""
+    `gap_seconds`: how long a lane waits for a missing seq_id. `atom_tokens`: the size at which a
+    request is cut. `pinned_versions`, `pinned_bytes`: how much is kept for each owner's unnamed
+    samplers. What an owner may have at once is bounded by the `max_` ones; 0 is no bound. `sharing`
+    other than `fused` is for comparisons: see `scheduler/core/sharing.py`."""
 
     quantum_seconds: Seconds = 0.25
     hold_seconds: Seconds = 0.02
@@ -98,7 +98,6 @@ class SchedulerConfig:
     pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
     sharing: Literal["fused", "separate", "in_turn"] = "fused"
-<<<<<<< openrl/config.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +109,6 @@ class AuthConfig:
     mode: Literal["auto", "keys", "any-key"] = "auto"
     keys_file: Path | None = None
     keys: Mapping[str, KeyOrHash] = field(default_factory=dict)
-=======
->>>>>>> /tmp/util/theirs
 
 
 @dataclass(frozen=True, slots=True)

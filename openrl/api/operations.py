@@ -1,19 +1,16 @@
 """What runs, for whom, and how busy the engine is; and what an administrator may change.
 
-An administrator is who connects over loopback with the configured `server.admin_key` as its
-`X-API-Key`. There is none when no key is configured. Everybody else sees what is their own, and of
-others' work how much of the engine it took.
+Administrators (see `auth`) see everything. Everybody else sees what is their own, and of others'
+work how much of the engine it took.
 """
 
 from __future__ import annotations
 
-import hmac
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
-from ipaddress import ip_address
 from typing import Any
 
 from aiohttp import web
@@ -92,8 +89,8 @@ class Operations:
     async def set_weight(self, request: web.Request) -> web.Response:
         """An owner's share of the engine beside the others', until the next start. Administrators
         alone."""
-        if not self._is_admin(request):
-            raise Forbidden("only an administrator changes weights: see server.admin_key")
+        if not auth.is_admin(request):
+            raise Forbidden("only an administrator changes weights")
         body = await self._services.read(request, schema.OwnerWeight)
         owner = OwnerId(self._services.check_id(request.match_info["owner"]))
         self._services.post(WeightChanged(owner, body.weight))
@@ -101,23 +98,17 @@ class Operations:
 
     # --- who sees what ---
 
-    def _is_admin(self, request: web.Request) -> bool:
-        key = self._services.config.admin_key
-        if not key or not _is_loopback(request.remote):
-            return False
-        return hmac.compare_digest(auth.key_of(request).encode(), key.encode())
-
     def _model(self, request: web.Request) -> str:
         """Raises `NotFound` for another owner's model."""
         model_id = self._services.check_id(request.match_info["model_id"])
         model = self._services.models.find(model_id)
-        if model is None or not (model.owner == auth.owner_of(request) or self._is_admin(request)):
+        if model is None or not (model.owner == auth.owner_of(request) or auth.is_admin(request)):
             raise NotFound(f"no model {model_id!r}")
         return model_id
 
     def _sight_of(self, request: web.Request) -> Callable[[str, str], bool]:
         """Whether the caller may see the name of that level."""
-        if self._is_admin(request):
+        if auth.is_admin(request):
             return lambda level, name: True
         owner = auth.owner_of(request)
 
@@ -133,13 +124,6 @@ class Operations:
             return False
 
         return sees
-
-
-def _is_loopback(address: str | None) -> bool:
-    try:
-        return ip_address(address or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _by_level(
