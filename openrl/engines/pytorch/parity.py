@@ -29,7 +29,7 @@ _TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 def reference_logprobs(model: Any) -> list[Tensor]:
     """fp32 [N, V] on the CPU for each test sequence, from the model as transformers made it."""
     device = next(model.parameters()).device
-    with torch.no_grad(), _short_windows(model):
+    with torch.no_grad(), short_windows(model):
         return [
             model(torch.from_numpy(tokens).long()[None].to(device), use_cache=False)
             .logits[0]
@@ -54,7 +54,7 @@ def require_parity(base: BaseModel, reference: list[Tensor]) -> None:
 
 def parity_gap(base: BaseModel, reference: list[Tensor]) -> float:
     rows = lay_out(test_sequences(base.config.vocab_size), base.device)
-    with torch.no_grad(), _short_windows(base.decoder):
+    with torch.no_grad(), short_windows(base.decoder):
         hidden_TD = base.hidden(training_batch(rows, ()))
         logprobs_TV = base.logits(hidden_TD, ()).log_softmax(-1).cpu()
     gaps = [
@@ -70,7 +70,7 @@ def test_sequences(vocab_size: int) -> list[NDArray[np.int32]]:
 
 
 @contextmanager
-def _short_windows(model: nn.Module) -> Iterator[None]:
+def short_windows(model: nn.Module) -> Iterator[None]:
     """The window stands in the attention modules and, for transformers' masks, in the
     configuration."""
     holders: list[Any] = [*model.modules(), getattr(model, "config", None)]

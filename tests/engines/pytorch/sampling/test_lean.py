@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 import torch
 
 from openrl.engines.pytorch.base_model import BaseModel
+from openrl.engines.pytorch import lean as lean_module
 from openrl.engines.pytorch.lean import LeanDecoder, forward_of
+from openrl.engines.pytorch.loading import load_base_model
 from openrl.engines.pytorch.packing import lay_out, training_batch
 
 FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
@@ -49,6 +52,38 @@ def test_other_numbers_leave_it_to_the_modules(
     monkeypatch.setattr(LeanDecoder, "_mlp", lambda self, layer, x_TD, adapters: x_TD * 1e-3)
     assert LeanDecoder.of(base) is None
     assert forward_of(base) == base.hidden
+
+
+def test_large_activations_do_not_stand_in_its_way(model_directory: Any, base_model: Any) -> None:
+    """Some thousands in a few channels, as trained models have them: an absolute limit of 1e-4
+    would refuse this one, for rounding alone."""
+    base = load_base_model(model_directory("llama"), torch.device("cpu"), torch.float32)
+    decoder: Any = base.decoder
+    decoder.layers[0].mlp.down_proj.weight.data[:3] *= 3000
+    decoder.norm.weight.data *= 100
+    lean = LeanDecoder(base)
+    assert (hidden(base, lean.hidden) - hidden(base, base.hidden)).abs().max() > 1e-4
+    assert LeanDecoder.of(base) is not None
+
+
+@pytest.mark.parametrize("change", ["eps", "scaling", "window"])
+def test_a_slightly_different_layer_is_refused(
+    change: str, base_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = base_model("gemma3")
+    made = lean_module._layer
+
+    def other(index: int, layer: Any, of: BaseModel) -> Any:
+        right = made(index, layer, of)
+        wrong = {
+            "eps": {"norm_attn": replace(right.norm_attn, eps=right.norm_attn.eps + 1e-3)},
+            "scaling": {"scaling": right.scaling * 1.001},
+            "window": {"window": right.window and right.window + 1},
+        }
+        return replace(right, **wrong[change])
+
+    monkeypatch.setattr(lean_module, "_layer", other)
+    assert LeanDecoder.of(base) is None
 
 
 def test_another_form_leaves_it_to_the_modules(
