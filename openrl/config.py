@@ -259,7 +259,7 @@ def _convert(setting: Setting, hint: Any) -> Any:
     if setting.text and expected(hint).startswith("names"):
         value = dict(pairs(str(value)))
     try:
-        if Path in (hint, *get_args(hint)):
+        if Path in (hint, *get_args(hint)) and value is not None:
             return setting.base / Path(msgspec.convert(value, str)).expanduser()
         return msgspec.convert(value, hint, strict=not setting.text)
     except msgspec.ValidationError as error:

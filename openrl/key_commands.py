@@ -13,9 +13,9 @@ from rich.table import Table
 
 from openrl.config import Config, build, environ, resolve
 from openrl.errors import UserError
+from openrl.key_files import KeysFile
 from openrl.keys import (
     KeyEntry,
-    KeysFile,
     check_owner,
     file_of,
     from_settings,

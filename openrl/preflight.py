@@ -12,6 +12,9 @@ from pathlib import Path
 
 from openrl.config import Config, ModelSource
 from openrl.errors import UserError
+from openrl.key_files import read_keys
+from openrl.keys import checks_keys
+from openrl.tls import server_context
 
 _WEIGHTS = ("*.safetensors", "*.bin")
 _LEAST_FREE = 64 << 20  # bytes: less than any adapter's checkpoint with its optimizer
@@ -19,7 +22,7 @@ _LEAST_FREE = 64 << 20  # bytes: less than any adapter's checkpoint with its opt
 
 def check(config: Config) -> None:
     """Raises `UserError` with every problem, one a line. Touches nothing."""
-    problems = [*_models(config), *_data(config.data)]
+    problems = [*_models(config), *_data(config.data), *_trust(config)]
     if problems:
         raise UserError("\n".join(problems))
 
@@ -55,6 +58,14 @@ def _data(data: Path) -> Iterator[str]:
         yield f"data directory {data}: {standing} is not writable; choose another with --data"
     elif (free := shutil.disk_usage(standing).free) < _LEAST_FREE:
         yield f"data directory {data}: {free >> 20} MiB free; make room or choose another (--data)"
+
+
+def _trust(config: Config) -> Iterator[str]:
+    for works in (checks_keys, read_keys, server_context):
+        try:
+            works(config)
+        except UserError as error:
+            yield error.message
 
 
 def explain(error: OSError, config: Config) -> str | None:

@@ -39,7 +39,8 @@ from openrl.journal import NullJournal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
 from openrl.signing import Signer
-from openrl.startup import StartupView
+from openrl.startup import StartupView, warn_of_keyless
+from openrl.tls import server_context
 
 log = logging.getLogger("openrl")
 
@@ -119,6 +120,7 @@ async def _running(
         journal=journal,
         post=actor.post,
     )
+    warn_of_keyless(config, catalogue.owners())
     tasks = Tasks(lambda name, error: None)
     try:
         await actor.start()
@@ -149,13 +151,21 @@ def _engine(config: Config) -> Engine:
 
 @asynccontextmanager
 async def _door(services: Services) -> AsyncIterator[str]:
+    context = server_context(services.config)
     runner = build_runner(build_app(services))
     await runner.setup()
     try:
-        site = web.TCPSite(runner, services.config.host, services.config.port, backlog=4096)
+        site = web.TCPSite(
+            runner,
+            services.config.host,
+            services.config.port,
+            backlog=4096,
+            ssl_context=context,
+        )
         await site.start()
         host, port = runner.addresses[0][:2]
-        yield f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "http" if context is None else "https"
+        yield f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     finally:
         await runner.cleanup()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -17,9 +17,14 @@ from rich.table import Table
 
 from openrl.config import Config
 from openrl.engines.base import BaseModelInfo, LoadProgress, WeightsKey
+from openrl.key_files import read_keys
+from openrl.keys import checks_keys, is_loopback, unlisted_owner
 from openrl.telemetry import console as shared_console
+from openrl.types import OwnerId
 
 log = logging.getLogger("openrl")
+
+_NAMED = 20  # how many owners one line of the log names
 
 
 class StartupView:
@@ -56,6 +61,7 @@ class StartupView:
         engine = self._config.engine
         self._introduced = True
         self._say(f"OpenRL listens at {address}, data in {self._config.data.absolute()}")
+        self._say(who_is_let_in(self._config))
         self._say(
             f"{engine.kind} engine: device {engine.device}, dtype {engine.dtype}, "
             f"{engine.threads or 'default'} threads, waiting {engine.wait_policy}"
@@ -80,7 +86,8 @@ class StartupView:
     def ready(self, address: str) -> None:
         self.close()
         self._say(f"ready after {self._clock() - self._started:.1f} s; Ctrl-C drains and stops")
-        self._say(f"for the tinker SDK: TINKER_BASE_URL={address} TINKER_API_KEY=tml-local")
+        key = "tml-... (a listed one)" if checks_keys(self._config) else "tml-local"
+        self._say(f"for the tinker SDK: TINKER_BASE_URL={address} TINKER_API_KEY={key}")
 
     def close(self) -> None:
         if self._bars:
@@ -97,6 +104,32 @@ class StartupView:
             log.info(line)
             return
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def who_is_let_in(config: Config) -> str:
+    if not checks_keys(config):
+        if is_loopback(config.host):
+            return "keys: any is let in, since only this machine can connect; see openrl keys"
+        return "keys: ANY is let in, from anywhere: auth.mode is any-key"
+    count = len(read_keys(config))
+    if not count:
+        return "keys: nobody has one yet; make one with openrl keys add"
+    return f"keys: {count} {'is' if count == 1 else 'are'} listed, and no others are let in"
+
+
+def warn_of_keyless(config: Config, owners: Iterable[OwnerId]) -> None:
+    """Data that nobody can reach any more is named, so that it does not vanish unseen."""
+    if not checks_keys(config):
+        return
+    known = {entry.owner for entry in read_keys(config)} | {unlisted_owner(config.admin_key)}
+    if keyless := sorted(set(owners) - known):
+        log.warning(
+            "%d owners have data here and no key: %s%s; `openrl keys add --owner NAME` makes one, "
+            "or `--was KEY` with the key that was used before",
+            len(keyless),
+            ", ".join(keyless[:_NAMED]),
+            " ..." if len(keyless) > _NAMED else "",
+        )
 
 
 def _facts(info: BaseModelInfo) -> str:

@@ -61,6 +61,8 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "checkpoints",
         "futures",
         "journal",
+        "tls",
+        "key_files",
         "keys",
     ),
     1: (

@@ -272,6 +272,7 @@ CONFIG = Config(models=(ModelSource("a/b"),), data=Path("/data"), engine=EngineC
 def test_plain_lines_where_there_is_no_terminal() -> None:
     assert start(CONFIG, terminal=False).splitlines() == [
         "OpenRL listens at http://127.0.0.1:8000, data in /data",
+        "keys: any is let in, since only this machine can connect; see openrl keys",
         "torch engine: device auto, dtype auto, 2 threads, waiting passive",
         "serves a/b: LlamaForCausalLM, context 2048, vocabulary 1000, LoRA rank up to 64",
         "reading weights: 0%",

@@ -16,9 +16,9 @@ from aiohttp import web
 
 from openrl.config import Config
 from openrl.errors import Unauthenticated
+from openrl.key_files import KeyRing
 from openrl.keys import (
     Holder,
-    KeyRing,
     checks_keys,
     digest_of,
     file_of,

@@ -59,6 +59,14 @@ class Catalogue:
     def session(self, session_id: str, owner: OwnerId) -> Session:
         return self._owned(Session, session_id, owner)
 
+    def find_session(self, session_id: str) -> Session | None:
+        """For ourselves: whoever its owner is."""
+        return self._find(Session, session_id)
+
+    def owners(self) -> frozenset[OwnerId]:
+        """Whoever ever made a session."""
+        return frozenset(map(OwnerId, self._table.owners("Session")))
+
     def sessions(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Session]:
         return self._page(Session, "owner", (owner,), limit, offset)
 
@@ -152,6 +160,10 @@ class Catalogue:
 
     def checkpoints(self, owner: OwnerId, limit: int = 100, offset: int = 0) -> Page[Checkpoint]:
         return self._page(Checkpoint, "owner", (owner,), limit, offset)
+
+    def all_checkpoints(self, limit: int) -> Page[Checkpoint]:
+        """For administrators: every owner's."""
+        return self._page(Checkpoint, "all", (), limit)
 
     def checkpoints_of(self, model_id: str, owner: OwnerId) -> tuple[Checkpoint, ...]:
         self.run(model_id, owner)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from openrl.errors import ServerError
 
-Filter = Literal["owner", "parent", "readable", "project"]
+Filter = Literal["all", "owner", "parent", "readable", "project"]
 
 # What is looked up by has a column; everything else is in `body`.
 _MIGRATIONS = (
@@ -41,6 +41,7 @@ _EXPIRED = "SELECT body FROM nouns WHERE kind = ? AND json_extract(body, '$.expi
 # "readable": an owner's runs, and those of others with a published checkpoint. "project": an
 # owner's runs whose session is in a project.
 _WHERE: dict[Filter, str] = {
+    "all": "1",
     "owner": "owner = ?",
     "parent": "parent = ?",
     "readable": """(owner = ? OR id IN (SELECT parent FROM nouns
@@ -96,6 +97,10 @@ class Table:
 
     def delete(self, kind: str, identity: str) -> None:
         self.sql.execute(_DELETE, (kind, identity))
+
+    def owners(self, kind: str) -> tuple[str, ...]:
+        rows = self.sql.execute("SELECT DISTINCT owner FROM nouns WHERE kind = ?", (kind,))
+        return tuple(owner for (owner,) in rows)
 
     def expired(self, kind: str, now: float) -> list[str]:
         return [body for (body,) in self.sql.execute(_EXPIRED, (kind, now))]
