@@ -3,6 +3,7 @@
     OpenRLError                 anything that OpenRL itself reports
       UserError                 the caller can mend it                 400 user
         InvalidDatum            one datum of a request is at fault     400 user
+        Diverged                a step that is not finite              400 user
         Unauthenticated         no key, or a key nobody holds          401 user
         Forbidden               the key may not do this                403 user
         NotFound                no such id, or another owner's         404 user
@@ -50,6 +51,11 @@ class InvalidDatum(UserError):
         self.index = index
         self.field = field
         self.problem = problem
+
+
+class Diverged(UserError):
+    """A step that would not have ended in finite numbers. The accumulated gradient is dropped,
+    lest every later step fail too: of all failures this one alone changes the model."""
 
 
 class Unauthenticated(UserError):

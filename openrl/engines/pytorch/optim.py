@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from openrl.errors import OpenRLError, OutOfMemory, UserError
+from openrl.errors import Diverged, OpenRLError, OutOfMemory
 from openrl.types import AdamParams
 
 _LARGE = 1e36
@@ -153,10 +153,10 @@ def step_all(steps: Sequence[Step]) -> list[Done]:
     return [done for step in steps for done in step_all([step])]
 
 
-def _ready(step: Step, norm: float) -> _Ready | UserError:
+def _ready(step: Step, norm: float) -> _Ready | Diverged:
     """Whatever can fail for lack of memory comes before anything is changed."""
     if not math.isfinite(norm):
-        return UserError(
+        return Diverged(
             "the accumulated gradient is not finite: it is dropped, the weights are unchanged"
         )
     optimizer = step.optimizer
@@ -167,11 +167,11 @@ def _ready(step: Step, norm: float) -> _Ready | UserError:
     return _Ready(_clipped(step, norm), bounds, before)
 
 
-def _all_done(ready: Sequence[_Ready | UserError], norms: Sequence[float]) -> list[Done]:
+def _all_done(ready: Sequence[_Ready | Diverged], norms: Sequence[float]) -> list[Done]:
     done: list[Done] = []
     together: dict[AdamParams, list[_Ready]] = {}
     for one, norm in zip(ready, norms, strict=True):
-        if isinstance(one, UserError):
+        if isinstance(one, Diverged):
             done.append(one)
             continue
         adam = one.step.adam
@@ -179,7 +179,7 @@ def _all_done(ready: Sequence[_Ready | UserError], norms: Sequence[float]) -> li
         if one.before is None:
             together.setdefault(replace(adam, grad_clip_norm=0.0), []).append(one)
         elif not _step_with_care(one.step, *one.before):
-            done[-1] = UserError(
+            done[-1] = Diverged(
                 f"a step with learning rate {adam.learning_rate:g} and weight decay "
                 f"{adam.weight_decay:g} makes weights that are not finite: "
                 "the accumulated gradient is dropped, the weights are unchanged"
