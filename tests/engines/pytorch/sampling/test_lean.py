@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch import lean as lean_module
+from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.lean import LeanDecoder, forward_of
 from openrl.engines.pytorch.loading import load_base_model
 from openrl.engines.pytorch.packing import lay_out, training_batch
