@@ -52,6 +52,11 @@ class Futures:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def counts(self) -> tuple[int, int]:
+        """How many wait for their outcome, and how many have it."""
+        resolved = sum(1 for entry in self._entries.values() if entry.outcome is not None)
+        return len(self._entries) - resolved, resolved
+
     def open(self, request_id: RequestId, owner: OwnerId, kind: str, lane: str) -> None:
         if request_id in self._entries:
             raise AssertionError(f"{request_id} is open already")

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Protocol, runtime_checkable
+
 from aiohttp import web
 
-from openrl.api import middleware
+from openrl.api import middleware, request_ids
 from openrl.api.accounts import Accounts
 from openrl.api.anthropic import Anthropic
 from openrl.api.checkpoints import Checkpoints
+from openrl.api.dashboard import Dashboard
 from openrl.api.downloads import Downloads
 from openrl.api.futures import Polls
+from openrl.api.live import Live
+from openrl.api.metrics import Metrics
 from openrl.api.oai import OpenAI
 from openrl.api.operations import Operations
+from openrl.api.oversight import Oversight
+from openrl.api.progress import Progress
 from openrl.api.runs import Runs
 from openrl.api.sampling import Sampling
 from openrl.api.search import Search
@@ -20,6 +27,7 @@ from openrl.api.services import Services
 from openrl.api.sessions import Sessions
 from openrl.api.training import Training
 from openrl.api.turnstile import Turnstile
+from openrl.api.visitors import visitors
 
 SHUTDOWN_SECONDS = 5.0
 """For answers that are being written; whatever waited for work has been answered by then."""
@@ -38,22 +46,39 @@ GROUPS = (
     OpenAI,
     Anthropic,
     Operations,
+    Progress,
+    Oversight,
+    Live,
+    Metrics,
+    Dashboard,
 )
 
 __all__ = ["Services", "build_app", "build_runner"]
 
 
+@runtime_checkable
+class Attached(Protocol):
+    """A group that is more to the application than its routes."""
+
+    def attach(self, app: web.Application) -> None: ...
+
+
 def build_app(services: Services) -> web.Application:
     app = web.Application(
         middlewares=[
+            request_ids.named,
             middleware.errors,
             Turnstile().middleware,
+            visitors(services.config),
             middleware.authentication(services.authenticator),
         ],
         client_max_size=services.config.limits.body_bytes,
     )
-    for group in GROUPS:
-        app.add_routes(group(services).routes())
+    for make in GROUPS:
+        group = make(services)
+        app.add_routes(group.routes())
+        if isinstance(group, Attached):
+            group.attach(app)
     return app
 
 

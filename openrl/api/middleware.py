@@ -11,8 +11,9 @@ from math import ceil
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from openrl import telemetry
 from openrl.api import anthropic as anthropic_routes
-from openrl.api import auth, codec, downloads, oai, oai_answers
+from openrl.api import auth, codec, dashboard, downloads, metrics, oai, oai_answers
 from openrl.errors import OpenRLError, Overloaded, Unauthenticated, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,7 +64,7 @@ def _refusal(request: web.Request, error: OpenRLError) -> web.Response:
 
 
 def _unexpected(request: web.Request) -> web.Response:
-    request_id = secrets.token_hex(8)
+    request_id = telemetry.request_id.get() or secrets.token_hex(8)
     log.exception("%s %s failed (%s)", request.method, request.path, request_id)
     text = f"internal error; the server's log has it under {request_id}"
     return _refused(request, text, web.HTTPInternalServerError.status_code)
@@ -95,7 +96,7 @@ def authentication(authenticator: auth.Authenticator) -> Middleware:
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         known = request.match_info.http_exception is None  # else the answer is what is wrong
-        if known and not _open(request.path):
+        if known and auth.HOLDER not in request and not _open(request.path):
             auth.admit(request, authenticator)
         return await handler(request)
 
@@ -103,4 +104,6 @@ def authentication(authenticator: auth.Authenticator) -> Middleware:
 
 
 def _open(path: str) -> bool:
+    if path == metrics.PATH or path == dashboard.PATH or path.startswith(f"{dashboard.PATH}/"):
+        return True  # the first looks for itself, the others hold nothing
     return path in OPEN_ROUTES or path.startswith(downloads.PREFIX)

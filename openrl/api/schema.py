@@ -244,6 +244,11 @@ class Sample(Strict, frozen=True):
 # --- administration -------------------------------------------------------------------------
 
 
+class LogMetrics(Strict, frozen=True):
+    metrics: dict[str, float]
+    step: float | None = None
+
+
 class OwnerWeight(Strict, frozen=True):
     weight: Annotated[float, Meta(gt=0, le=1e6)]
 

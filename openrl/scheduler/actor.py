@@ -92,8 +92,8 @@ class EngineActor:
         self._engine = engine
         self._thread = EngineThread()
         self._tasks = Tasks(self._task_died)
-        meter = Meter(catalogue.usage, self.models, now)
-        self._completion = Completion(futures, journal, self._tasks, meter)
+        self.meter = Meter(catalogue.usage, self.models, now)
+        self._completion = Completion(futures, journal, self._tasks, self.meter)
         self._state = State(config)
         self._loading = Loading(on_progress)
         self._allowances = Allowances(config.tokens_per_minute)

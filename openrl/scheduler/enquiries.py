@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
+from openrl.engines.base import Capacity
 from openrl.scheduler.allowance import Allowances
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.core.events import Kind
 from openrl.scheduler.core.state import State
 from openrl.scheduler.core.story import PassRecord, Statistics, StoryLine
+from openrl.scheduler.core.tallies import HOUR, SLICE_SECONDS, Slice, Tallies
 from openrl.scheduler.loading import Loading, ModelStatus
 from openrl.scheduler.models import Models
-from openrl.types import OwnerId, RequestId
+from openrl.scheduler.pending import Pending, kind_of
+from openrl.types import OwnerId, RequestId, SessionId
 
 QueueState = Literal["active", "paused_capacity", "paused_rate_limit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What one lane has unanswered: `count` requests, the oldest since `since` (on the clock of
+    `now()`; None while it is not in the queue yet), which waits as `why` says."""
+
+    lane: str
+    owner: OwnerId
+    session_id: SessionId
+    count: int
+    request_id: RequestId
+    kind: Kind
+    since: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """`capacity` is None before the engine is ready. By owner: blocks of KV memory that running
+    rows hold, bytes of unnamed samplers, models that are alive, bytes of queued payloads."""
+
+    capacity: Capacity | None
+    kv_blocks: Mapping[OwnerId, int]
+    pinned_bytes: Mapping[OwnerId, int]
+    models: Mapping[OwnerId, int]
+    queued_bytes: Mapping[OwnerId, int]
 
 
 class Enquiries:
@@ -85,6 +118,54 @@ class Enquiries:
 
     def story(self, lane: str) -> tuple[StoryLine, ...]:
         return self._state.story(lane)
+
+    def request_story(self, request_id: RequestId) -> tuple[StoryLine, ...]:
+        return self._state.chronicle.of_request(request_id)
+
+    def tallies(self) -> Tallies:
+        """To be read, not kept."""
+        return self._state.chronicle.tallies
+
+    def hour(self) -> tuple[Slice, ...]:
+        """When the engine was busy, oldest first; slices in which nothing ran are left out."""
+        since = self._clock() - HOUR
+        return tuple(each for each in self.tallies().hour if each.start > since - SLICE_SECONDS)
+
+    def waiting(self) -> tuple[Waiting, ...]:
+        """One for each lane with unanswered requests, in the order of their oldest."""
+        oldest: dict[str, Pending] = {}
+        counts: Counter[str] = Counter()
+        for pending in self._backlog:
+            oldest.setdefault(pending.work.lane, pending)
+            counts[pending.work.lane] += 1
+        return tuple(self._waiting(one, counts[lane]) for lane, one in oldest.items())
+
+    def _waiting(self, pending: Pending, count: int) -> Waiting:
+        work = pending.work
+        queued = self._state.queues.requests.get(work.request_id)
+        return Waiting(
+            lane=work.lane,
+            owner=work.owner,
+            session_id=work.session_id,
+            count=count,
+            request_id=work.request_id,
+            kind=kind_of(work.operation),
+            since=queued.arrived if queued else None,
+            why=self.why_waiting(work.request_id),
+        )
+
+    def memory(self) -> Memory:
+        residency = self._state.residency
+        queued: Counter[OwnerId] = Counter()
+        for pending in self._backlog:
+            queued[pending.work.owner] += pending.payload_bytes
+        return Memory(
+            capacity=residency.capacity,
+            kv_blocks={owner: held for owner, held in residency.blocks.items() if held},
+            pinned_bytes=self._models.pins.bytes_by_owner(),
+            models=self._models.alive_by_owner(),
+            queued_bytes=queued,
+        )
 
     def owner_weight(self, owner: OwnerId) -> float:
         return self._state.queues.weight(owner)

@@ -3,6 +3,7 @@ that are alive in its engine. The catalogue remembers more than is alive."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -14,13 +15,15 @@ from openrl.types import LoraConfig, ModelId, OwnerId, SessionId
 
 @dataclass(slots=True)
 class Model:
-    """`closed` says why nothing more will run on it; None while it is alive."""
+    """`atom_tokens`: the size at which its requests are cut, the same for all its life. `closed`
+    says why nothing more will run on it; None while it is alive."""
 
     model_id: ModelId
     session_id: SessionId
     owner: OwnerId
     base_model: str
     lora: LoraConfig
+    atom_tokens: int
     closed: OpenRLError | None = None
 
 
@@ -62,6 +65,12 @@ class Models:
     def alive(self, owner: OwnerId) -> int:
         """How many of the owner's are not closed."""
         return sum(1 for m in self._models.values() if m.owner == owner and m.closed is None)
+
+    def alive_by_owner(self) -> dict[OwnerId, int]:
+        return Counter(m.owner for m in self._models.values() if m.closed is None)
+
+    def all_alive(self) -> list[Model]:
+        return [model for model in self._models.values() if model.closed is None]
 
     def closed(self, model_id: str) -> bool:
         return self._models[model_id].closed is not None

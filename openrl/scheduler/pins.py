@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from openrl.types import ModelId, OwnerId, VersionId
 
@@ -20,12 +21,14 @@ _ELSEWHERE = (
 
 @dataclass(slots=True)
 class Pin:
-    """`superseded`: its samplers have moved on to newer weights."""
+    """`superseded`: its samplers have moved on to newer weights. `directory`: where it lies on
+    disk; None while it is in the engine's memory alone."""
 
     model_id: ModelId
     owner: OwnerId
     size_bytes: int = 0
     superseded: bool = False
+    directory: Path | None = None
 
 
 class Pins:
@@ -40,8 +43,19 @@ class Pins:
     def __contains__(self, version: VersionId) -> bool:
         return version in self._pins
 
-    def add(self, version: VersionId, model_id: ModelId, owner: OwnerId) -> None:
-        self._pins[version] = Pin(model_id, owner)
+    def get(self, version: VersionId) -> Pin:
+        return self._pins[version]
+
+    def add(
+        self,
+        version: VersionId,
+        model_id: ModelId,
+        owner: OwnerId,
+        directory: Path | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        """Does nothing to one that is here."""
+        self._pins.setdefault(version, Pin(model_id, owner, size_bytes, directory=directory))
 
     def weigh(self, version: VersionId, size_bytes: int) -> None:
         """What the engine says that it takes."""
@@ -68,6 +82,12 @@ class Pins:
                 gone.append(version)
                 count, size = count - 1, size - pin.size_bytes
         return gone
+
+    def bytes_by_owner(self) -> dict[OwnerId, int]:
+        sizes: dict[OwnerId, int] = {}
+        for pin in self._pins.values():
+            sizes[pin.owner] = sizes.get(pin.owner, 0) + pin.size_bytes
+        return sizes
 
     def _of_owner(self, owner: OwnerId) -> Iterator[tuple[VersionId, Pin]]:
         return ((version, pin) for version, pin in self._pins.items() if pin.owner == owner)

@@ -35,7 +35,7 @@ from openrl.scheduler.core.queues import Queues
 from openrl.scheduler.core.requests import Request, Row
 from openrl.scheduler.core.residency import Residency
 from openrl.scheduler.core.settlement import settle
-from openrl.scheduler.core.story import Chronicle, PassRecord, Statistics, StoryLine
+from openrl.scheduler.core.story import QUEUED, Chronicle, PassRecord, Statistics, StoryLine
 from openrl.types import RequestId
 
 
@@ -45,7 +45,7 @@ class State:
         self.queues = Queues(config.gap_seconds, config.owner_weights)
         self.residency = Residency()
         self.planner = Planner(config, self.queues, self.residency)
-        self.chronicle = Chronicle()
+        self.chronicle = Chronicle(config.pass_tokens)
         self.flight: Flight | None = None
         self._cut_short: dict[RequestId, OpenRLError] = {}
         self._asked: float | None = None
@@ -131,7 +131,7 @@ class State:
     def _submit(self, item: Item) -> None:
         request = self.queues.put(item, self._now)
         if request is not None:
-            self._tell(request, "queued")
+            self._tell(request, QUEUED)
             self._refuse_impossible(request)
         elif item.lane in self.queues.lanes:
             message = (
@@ -258,7 +258,7 @@ class State:
         self._cut_short.pop(request.id, None)
         self._tell(request, how)
         first = self._now if request.started is None else request.started
-        self.chronicle.answered(request.share, first - request.arrived)
+        self.chronicle.answered(request.share, request.item.kind, first - request.arrived)
 
     def _tell(self, request: Request, what: str) -> None:
         self.chronicle.tell(self._now, request.item.lane, request.id, what)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 from openrl.engines.base import WeightsKey
-from openrl.scheduler.core.events import Finished, PassId
+from openrl.scheduler.core.events import Finished, Kind, PassId
 from openrl.scheduler.core.fairshare import Share
 from openrl.scheduler.core.packing import PassKind
 from openrl.scheduler.core.passes import Flight
 from openrl.scheduler.core.settlement import Part
+from openrl.scheduler.core.tallies import Tallies
 from openrl.types import RequestId
 
 TIMELINE = 4096
 STORY = 16384
 ACCOUNTS = 8192
 """How many lanes and how many sessions have an account; the oldest go first."""
+
+QUEUED = "queued"
+"""What the first line of every request says."""
 
 LEVELS = ("lane", "session", "owner")
 
@@ -27,7 +31,7 @@ class PassRecord:
     """One finished pass. `seconds` is measured engine time, `who` are owners, `requests` those
     that had a part in it. `tokens` hold the `prefilled` ones, of prompts and of rows that came
     back. `waits` are the seconds from acceptance to this pass, of each request that it is the
-    first to serve."""
+    first to serve; `used` the engine seconds that each of `lanes` is charged."""
 
     pass_id: PassId
     kind: PassKind
@@ -41,6 +45,7 @@ class PassRecord:
     requests: int
     prefilled: int
     waits: tuple[float, ...]
+    used: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,9 @@ class StoryLine:
 
 
 class Chronicle:
-    def __init__(self) -> None:
+    def __init__(self, pass_tokens: int) -> None:
+        """`pass_tokens` is what a full training pass holds."""
+        self._pass_tokens = pass_tokens
         self.timeline: deque[PassRecord] = deque(maxlen=TIMELINE)
         self._sums: dict[str, dict[str, Sums]] = {level: {} for level in LEVELS}
         self.passes: dict[PassKind, int] = {}
@@ -83,12 +90,23 @@ class Chronicle:
         self.mean_seconds = 0.0
         self.idle_runnable_seconds = 0.0
         self._lines: deque[StoryLine] = deque(maxlen=STORY)
+        self.tallies = Tallies()
 
     def tell(self, at: float, lane: str, request_id: RequestId | None, what: str) -> None:
         self._lines.append(StoryLine(at, lane, request_id, what))
 
     def story(self, lane: str) -> tuple[StoryLine, ...]:
         return tuple(line for line in self._lines if line.lane == lane)
+
+    def of_request(self, request_id: RequestId) -> tuple[StoryLine, ...]:
+        """From `queued` on, oldest first; as far back as is kept."""
+        found: list[StoryLine] = []
+        for line in reversed(self._lines):
+            if line.request_id == request_id:
+                found.append(line)
+                if line.what == QUEUED:
+                    break
+        return tuple(reversed(found))
 
     def started(self, flight: Flight) -> None:
         for request, count in Counter(flight.parts).items():
@@ -110,7 +128,8 @@ class Chronicle:
             sums.engine_seconds += seconds
             sums.tokens += tokens
 
-    def answered(self, leaf: Share, wait: float) -> None:
+    def answered(self, leaf: Share, kind: Kind, wait: float) -> None:
+        self.tallies.waited(kind, wait)
         for sums in self._sums_of(leaf):
             sums.requests += 1
             sums.wait_seconds += wait
@@ -118,9 +137,9 @@ class Chronicle:
     def accounts(self) -> dict[tuple[str, str], Account]:
         """By level and name: ("owner", …), ("session", …), ("lane", …)."""
         return {
-            (level, name): Account(*astuple(sums))
+            (level, name): Account(s.engine_seconds, s.tokens, s.requests, s.wait_seconds)
             for level, book in self._sums.items()
-            for name, sums in book.items()
+            for name, s in book.items()
         }
 
     def _sums_of(self, leaf: Share) -> Iterator[Sums]:
@@ -137,6 +156,8 @@ class Chronicle:
     ) -> None:
         kind = flight.group[1]
         requests = {request.id for request in flight.parts} | {r.request_id for r in flight.rows}
+        tokens = sum(part.tokens for part in parts.values())
+        leaves = sorted(parts, key=lambda leaf: leaf.name)
         self.timeline.append(
             PassRecord(
                 flight.id,
@@ -145,14 +166,19 @@ class Chronicle:
                 flight.started,
                 now,
                 event.seconds,
-                sum(part.tokens for part in parts.values()),
+                tokens,
                 tuple(sorted({leaf.owner.name for leaf in parts})),
-                tuple(sorted(leaf.name for leaf in parts)),
+                tuple(leaf.name for leaf in leaves),
                 len(requests),
                 sum(flight.prefills.values()),
                 flight.waits,
+                tuple(parts[leaf].seconds for leaf in leaves),
             )
         )
+        tally = self.tallies.ran(kind, tokens, len(parts), len(requests))
+        if kind == "train":
+            tally.filled.add(tokens / self._pass_tokens)
+        self.tallies.worked(kind, now - event.seconds, event.seconds, tokens)
         self.idled(max(0.0, now - flight.started - event.seconds))
         self.passes[kind] = self.passes.get(kind, 0) + 1
         self.engine_seconds += event.seconds
