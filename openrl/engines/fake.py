@@ -8,6 +8,7 @@ for each token. Token ids are code points, for stop strings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -24,25 +25,31 @@ from openrl.engines.base import (
     DropAdapter,
     DropVersion,
     Executed,
+    FinishSnapshots,
     LoadAdapter,
     LoadProgress,
     OptimPass,
     OptimPiece,
     OptimReport,
+    PageOut,
     Pass,
     PinVersion,
     Report,
+    RestoreAdapter,
     RowId,
     RowReport,
     RowStart,
     SaveAdapter,
+    SnapshotAdapter,
+    SnapshotVersion,
     TrainPass,
     TrainReport,
     WeightsKey,
 )
-from openrl.engines.fake_model import F64, FakeAdapter, datum_loss, read_bias
+from openrl.engines.fake_model import F64, FakeAdapter, datum_loss, read_bias, write_bias
 from openrl.engines.fake_rows import Row, prompt_output
 from openrl.engines.losses import LOSSES
+from openrl.engines.snapshots import SnapshotWriter, check
 from openrl.errors import Gone, InvalidDatum, NotFound, OpenRLError, ServerError
 from openrl.types import (
     Array,
@@ -86,6 +93,7 @@ class FakeEngine:
         self._scratches: dict[RequestId, F64] = {}
         self._versions: dict[VersionId, F64] = {}
         self._rows: dict[RowId, Row] = {}
+        self._snapshots = SnapshotWriter()
 
     def describe(self) -> Sequence[BaseModelInfo]:
         return [
@@ -108,6 +116,7 @@ class FakeEngine:
         return self._capacity()
 
     def close(self) -> None:
+        self._snapshots.finish()
         self._rows.clear()
 
     def execute(self, work: Pass) -> Executed:
@@ -117,7 +126,7 @@ class FakeEngine:
         seconds = self._token_seconds * max(1, tokens)
         if self._sleep is not None:
             self._sleep(seconds)
-        return Executed(report, seconds, self._capacity())
+        return Executed(report, seconds, self._capacity(), self._snapshots.collect())
 
     def _report(self, work: Pass) -> tuple[Report, int]:
         """With the number of tokens that were computed."""
@@ -226,6 +235,18 @@ class FakeEngine:
                 self._versions[version] = self._adapter(model).bias_V
             case DropVersion(version_id=version):
                 self._versions.pop(version, None)
+            case RestoreAdapter(model_id=model, lora=lora, directory=directory):
+                check(directory)
+                self._adapters[model] = FakeAdapter.restored(lora.rank, directory)
+            case SnapshotAdapter(model_id=model, directory=directory):
+                self._snapshots.write(directory, self._adapter(model).snapshot())
+            case SnapshotVersion(version_id=version, directory=directory):
+                bias_V = self._bias_of(AdapterSource(version))
+                self._snapshots.write(directory, partial(write_bias, bias_V))
+            case FinishSnapshots():
+                self._snapshots.finish()
+            case PageOut():
+                pass  # there is nothing to save here
 
     def _bias_of(self, adapter: AdapterSource | None) -> F64:
         if adapter is None:

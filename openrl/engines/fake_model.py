@@ -8,7 +8,7 @@ only when it is alike.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ F64 = NDArray[np.float64]
 _WEIGHTS = "adapter_model.safetensors"
 _CONFIG = "adapter_config.json"
 _OPTIMIZER = "optimizer.safetensors"
+_SNAPSHOT = "job.safetensors"
 
 
 @dataclass(slots=True, eq=False)
@@ -63,13 +64,32 @@ class FakeAdapter:
         return norm
 
     def save(self, directory: Path, with_optimizer: bool) -> None:
-        save_file({"bias": self.bias_V}, directory / _WEIGHTS)
+        write_bias(self.bias_V, directory)
         config = {"peft_type": "LORA", "r": self.rank}
         (directory / _CONFIG).write_text(json.dumps(config))
         if with_optimizer:
             steps = np.array(self.steps)
             moments = {"mean": self.mean_V, "square": self.square_V, "steps": steps}
             save_file(moments, directory / _OPTIMIZER)
+
+    def snapshot(self) -> Callable[[Path], None]:
+        """Copies it now; writes the copy into a directory."""
+        tensors = self._tensors()
+        return lambda directory: save_file(tensors, directory / _SNAPSHOT)
+
+    def _tensors(self) -> dict[str, F64]:
+        counts = np.array([self.steps, self.version], np.float64)
+        own = {"bias": self.bias_V, "mean": self.mean_V, "square": self.square_V, "counts": counts}
+        return {k: v.copy() for k, v in own.items()} | (
+            {} if self.grad_V is None else {"gradient": self.grad_V.copy()}
+        )
+
+    @classmethod
+    def restored(cls, rank: int, directory: Path) -> FakeAdapter:
+        tensors = load_file(directory / _SNAPSHOT)
+        steps, version = (int(count) for count in tensors["counts"])
+        bias_V, mean_V, square_V = (tensors[name] for name in ("bias", "mean", "square"))
+        return cls(rank, bias_V, mean_V, square_V, steps, version, tensors.get("gradient"))
 
     def loaded(self, directory: Path, with_optimizer: bool) -> FakeAdapter:
         """The checkpoint as an adapter of its own; this one stays as it is."""
@@ -83,6 +103,10 @@ class FakeAdapter:
             new.mean_V, new.square_V = state["mean"], state["square"]
             new.steps = int(state["steps"])
         return new
+
+
+def write_bias(bias_V: F64, directory: Path) -> None:
+    save_file({"bias": bias_V}, directory / _WEIGHTS)
 
 
 def read_bias(directory: Path) -> F64:

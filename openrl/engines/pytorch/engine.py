@@ -29,13 +29,18 @@ from openrl.engines.base import (
     DropAdapter,
     DropVersion,
     Executed,
+    FinishSnapshots,
     LoadAdapter,
     LoadProgress,
     OptimPass,
+    PageOut,
     Pass,
     PinVersion,
     Report,
+    RestoreAdapter,
     SaveAdapter,
+    SnapshotAdapter,
+    SnapshotVersion,
     TrainPass,
     WeightsKey,
 )
@@ -50,8 +55,10 @@ from openrl.engines.pytorch.numerics import Numerics, examine
 from openrl.engines.pytorch.paging import AdapterBudget
 from openrl.engines.pytorch.plan import Needs, Plan, free_bytes, make_plan
 from openrl.engines.pytorch.sampler import Sampler
+from openrl.engines.pytorch.snapshots import files_of_job, files_of_version
 from openrl.engines.pytorch.stops import LazyDetokenizer
 from openrl.engines.pytorch.trainer import Trainer
+from openrl.engines.snapshots import SnapshotWriter
 from openrl.errors import OpenRLError, ServerError, UserError
 
 log = logging.getLogger("openrl")
@@ -63,6 +70,7 @@ _SLOTS = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Served:
+    name: str
     base: BaseModel
     trainer: Trainer
     sampler: Sampler
@@ -83,6 +91,7 @@ class TorchEngine:
         self.device = choose_device(config.device)
         self.dtype = choose_dtype(config.dtype, self.device)
         self._served: dict[WeightsKey, _Served] = {}
+        self._snapshots = SnapshotWriter()
 
     def describe(self) -> Sequence[BaseModelInfo]:
         return [read_info(source, self._config.max_lora_rank) for source in self._sources]
@@ -113,9 +122,11 @@ class TorchEngine:
         report = self._report(work)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        return Executed(report, time.perf_counter() - started, self._capacity())
+        seconds = time.perf_counter() - started
+        return Executed(report, seconds, self._capacity(), self._snapshots.collect())
 
     def close(self) -> None:
+        self._snapshots.finish()
         for served in self._served.values():
             served.trainer.close()
         self._served.clear()
@@ -174,7 +185,7 @@ class TorchEngine:
         trainer = Trainer(base, info.name, budget, plan.kept(_needs([base])[0]))
         numerics = examine(base)
         log.info("%s: %s, %s", info.name, numerics.fingerprint, _exactness(numerics))
-        return _Served(base, trainer, sampler, numerics)
+        return _Served(info.name, base, trainer, sampler, numerics)
 
     @property
     def numerics(self) -> Mapping[WeightsKey, Numerics]:
@@ -223,6 +234,18 @@ class TorchEngine:
                 return sampler.pin(version_id, trainer.job(model_id).adapter)
             case DropVersion(version_id):
                 sampler.drop_version(version_id)
+            case SnapshotAdapter(model_id, directory):
+                job, fingerprint = trainer.job(model_id), served.numerics.fingerprint
+                self._snapshots.write(directory, files_of_job(job, fingerprint))
+            case SnapshotVersion(version_id, directory):
+                adapter = sampler.versions.read(version_id)
+                self._snapshots.write(directory, files_of_version(adapter, served.name))
+            case FinishSnapshots():
+                self._snapshots.finish()
+            case RestoreAdapter():
+                trainer.restore(control, served.numerics.fingerprint)
+            case PageOut(model_id):
+                trainer.page_out(model_id)
             case _:
                 assert_never(control)
         return None

@@ -139,6 +139,12 @@ class Jobs:
                     return
                 used -= size
 
+    def page_out(self, model_id: ModelId) -> None:
+        """For a while that nobody will need it; not in the middle of a request."""
+        job = self._resident.get(model_id)
+        if job is not None and not job.open_requests:
+            self._page_out(model_id, job)
+
     def close(self) -> None:
         self._resident.clear()
         self._pages.clear()

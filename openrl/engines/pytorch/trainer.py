@@ -11,6 +11,7 @@ from openrl.engines.base import (
     OptimPass,
     OptimPiece,
     OptimReport,
+    RestoreAdapter,
     SaveAdapter,
     TrainPass,
     TrainReport,
@@ -24,6 +25,7 @@ from openrl.engines.pytorch.job import Job
 from openrl.engines.pytorch.lora import Layout, check_config, fresh_adapter
 from openrl.engines.pytorch.optim import Done, Step, step_all
 from openrl.engines.pytorch.paging import UNBOUNDED, AdapterBudget, Jobs, job_bytes
+from openrl.engines.pytorch.snapshots import restored_job
 from openrl.engines.pytorch.train_run import Atom, TrainRun, runs_of
 from openrl.errors import NotFound, OpenRLError, UserError
 from openrl.types import Failed, ModelId, OptimStepDone
@@ -171,13 +173,8 @@ class Trainer:
     # --- adapters ---------------------------------------------------------------------------
 
     def create(self, order: CreateAdapter) -> None:
-        if order.model_id in self._jobs:
-            raise UserError(f"model {order.model_id} exists already")
         base = self._base
-        check_config(order.lora)
-        layout = Layout(base.linears, order.lora)
-        self._jobs.require_room(layout)
-        self._jobs.make_room(job_bytes(layout, base.dtype))
+        self._make_room_for(order)
         if order.source is None:
             job = Job(self._slots, fresh_adapter(base.linears, order.lora, base.device, base.dtype))
         else:
@@ -188,6 +185,20 @@ class Trainer:
                 job = self._with_optimizer(job, order)
         self._jobs.add(order.model_id, job)
         self._slots += 1
+
+    def restore(self, order: RestoreAdapter, fingerprint: str) -> None:
+        """Raises `ServerError` for a snapshot that is not whole; then nothing is there."""
+        self._make_room_for(order)
+        self._jobs.add(order.model_id, restored_job(order, self._slots, self._base, fingerprint))
+        self._slots += 1
+
+    def _make_room_for(self, order: CreateAdapter | RestoreAdapter) -> None:
+        if order.model_id in self._jobs:
+            raise UserError(f"model {order.model_id} exists already")
+        check_config(order.lora)
+        layout = Layout(self._base.linears, order.lora)
+        self._jobs.require_room(layout)
+        self._jobs.make_room(job_bytes(layout, self._base.dtype))
 
     def _with_optimizer(self, job: Job, order: CreateAdapter) -> Job:
         assert order.source is not None
@@ -213,6 +224,9 @@ class Trainer:
         checkpoint.write_adapter(job.adapter, order.directory, self._name)
         if order.with_optimizer:
             checkpoint.write_optimizer(job, order.directory)
+
+    def page_out(self, model_id: ModelId) -> None:
+        self._jobs.page_out(model_id)
 
     def drop(self, model_id: ModelId) -> None:
         self._jobs.drop(model_id)
