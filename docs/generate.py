@@ -84,7 +84,6 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
     "scheduler.sharing": "`separate` and `in_turn` are for comparisons: a pass of one model's work "
     "alone; and one owner's queue after the other's. Both are slower.",
-<<<<<<< docs/generate.py
     "auth.mode": "`keys`: only keys that are listed. `any-key`: every key is an owner of its own. "
     "`auto`: keys if there are any, else any key on loopback, else no start. See "
     "[keys and trust](keys.md).",
@@ -92,8 +91,6 @@ MEANINGS: Mapping[str, str] = {
     "data directory.",
     "auth.keys": "One more key, or its hash, for each owner named: for what comes from the "
     'environment, `OPENRL_AUTH__KEYS="alice=tml-...,bob=sha256:..."`.',
-=======
->>>>>>> /tmp/util/theirs
     "limits.body_bytes": "The largest body of a request, decompressed.",
     "limits.body_bytes_per_second": "A body that comes slower than this, after the first "
     "`body_seconds`, is cut with 408.",
@@ -111,6 +108,12 @@ MEANINGS: Mapping[str, str] = {
     "limits.topk_prompt_logprobs": "The highest k.",
     "limits.topk_sample_logprobs": "The highest k, for sampled tokens.",
     "limits.tensor_elements": "Elements of all tensors of one request, once dense.",
+    "checkpoints.url": "Where checkpoints are kept besides the data directory: "
+    "`gs://bucket/prefix`, `s3://bucket/prefix`, `file:///shared`, or what else fsspec knows.",
+    "checkpoints.cache_bytes": "With a url, how much of them stays on this disk as well.",
+    "checkpoints.owner_bytes": "What one owner may keep; 0 is no bound. A save beyond it fails and "
+    "says so.",
+    "checkpoints.owner_count": "How many checkpoints one owner may keep; 0 is no bound.",
     "metrics.access": "Who may read `/metrics` besides this machine and who has the key below. See "
     "[observability](observability.md).",
     "metrics.key": "A key that opens `/metrics` from elsewhere, and nothing else.",

@@ -7,6 +7,9 @@ A checkpoint is written into a staging directory, flushed, and renamed: it is th
 at all. Each creation has a directory of its own, so that overwriting a name never changes files
 which somebody reads; which one a name means is the catalogue's row. Directories have mode 0700
 and files 0600, since adapters may give away what they were trained on.
+
+With a `Storage` beside it, a checkpoint is published when it is there too, and the directory is
+a cache: `fetch` brings back what has been trimmed, or what another node has written.
 """
 
 from __future__ import annotations
@@ -14,12 +17,14 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from openrl.errors import NotFound, UserError
 from openrl.paths import check_name, parse_tinker_path
+from openrl.storage import Storage
 from openrl.types import TinkerPath
 
 _STAGING = ".staging"
@@ -35,9 +40,10 @@ class Staged:
 class CheckpointStore:
     """Blocking; the callers run what touches many bytes off the event loop."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, elsewhere: Storage | None = None) -> None:
         """Makes the root, and removes what a former process left half-written."""
         self._root = root
+        self._elsewhere = elsewhere
         _make_private(root)
         shutil.rmtree(root / _STAGING, ignore_errors=True)
 
@@ -48,7 +54,30 @@ class CheckpointStore:
         return self._root / _safe(parsed.model_id) / parsed.kind / check_name(parsed.name) / stamp
 
     def exists(self, path: TinkerPath, created_at: float) -> bool:
+        """On this disk."""
         return self.directory(path, created_at).is_dir()
+
+    def fetch(self, path: TinkerPath, created_at: float) -> Path:
+        """The checkpoint's directory on this disk, brought here if need be. Raises `NotFound` when
+        it is nowhere, and `OSError`."""
+        target = self.directory(path, created_at)
+        if target.is_dir():
+            os.utime(target)  # used now: see `trim`
+            return target
+        if self._elsewhere is None:
+            raise NotFound(f"the files of checkpoint {path!r} are not here")
+        staged = self.stage()
+        try:
+            self._elsewhere.fetch(self._name(target), staged.directory)
+            self._place(staged, target)
+        except FileNotFoundError as error:
+            self.discard(staged)
+            raise NotFound(f"the files of checkpoint {path!r} are nowhere") from error
+        except OSError:
+            self.discard(staged)
+            if not target.is_dir():  # else another has fetched it meanwhile
+                raise
+        return target
 
     def files(self, path: TinkerPath, created_at: float) -> tuple[Path, ...]:
         """Raises `NotFound` when the checkpoint's files are gone."""
@@ -71,6 +100,16 @@ class CheckpointStore:
         Raises `OSError`; then nothing is left under the final name.
         """
         target = self.directory(path, created_at)
+        size = self._place(staged, target)
+        if self._elsewhere is not None:
+            try:
+                self._elsewhere.put(target, self._name(target))
+            except OSError:
+                self.delete(path, created_at)
+                raise
+        return size
+
+    def _place(self, staged: Staged, target: Path) -> int:
         size = _harden(staged.directory)
         _make_private(target.parent)
         staged.directory.rename(target)
@@ -83,7 +122,7 @@ class CheckpointStore:
         can share them. Raises `NotFound` and `OSError`."""
         staged = self.stage()
         try:
-            for file in self.files(source, made):
+            for file in sorted(self.fetch(source, made).iterdir()):
                 _share(file, staged.directory / file.name)
             return self.publish(staged, path, created_at)
         except (OSError, NotFound):
@@ -91,15 +130,51 @@ class CheckpointStore:
             raise
 
     def delete(self, path: TinkerPath, created_at: float) -> None:
-        """Does nothing when the checkpoint is not there."""
+        """Does nothing when the checkpoint is not there. Raises `OSError` when a storage elsewhere
+        cannot be reached; then it may still be there."""
         target = self.directory(path, created_at)
+        if self._elsewhere is not None:
+            self._elsewhere.remove(self._name(target))
+        self._drop(target)
+
+    def trim(self, most_bytes: int, horizon: float) -> int:
+        """Forgets copies of what is elsewhere, the longest unused first, down to `most_bytes` and
+        none that was used after `horizon`, in Unix seconds. Returns how many those were."""
+        if self._elsewhere is None:
+            return 0
+        copies = sorted(self._copies(), key=lambda copy: copy.stat().st_mtime)
+        total, dropped = sum(map(_size, copies)), 0
+        for copy in copies:
+            if total <= most_bytes or copy.stat().st_mtime >= horizon:
+                break
+            if self._elsewhere.has(self._name(copy)):
+                total, dropped = total - _size(copy), dropped + 1
+                self._drop(copy)
+        return dropped
+
+    def total_bytes(self) -> int:
+        """On this disk."""
+        return sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
+
+    def sweep(self, known: Collection[Path]) -> int:
+        """Deletes directories that no row names: a process that died after it had published one
+        left them. Returns how many those were."""
+        strays = [copy for copy in self._copies() if copy not in known]
+        for stray in strays:
+            self._drop(stray)
+        return len(strays)
+
+    def _copies(self) -> Iterator[Path]:
+        return self._root.glob("[!.]*/*/*/*/")
+
+    def _drop(self, target: Path) -> None:
         shutil.rmtree(target, ignore_errors=True)
         for parent in target.parents[:3]:
             if parent == self._root or not _remove_if_empty(parent):
                 return
 
-    def total_bytes(self) -> int:
-        return sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
+    def _name(self, target: Path) -> str:
+        return target.relative_to(self._root).as_posix()
 
 
 def _safe(model_id: str) -> str:
@@ -108,6 +183,10 @@ def _safe(model_id: str) -> str:
     if name.startswith(".") or len(name) > 255:
         raise UserError(f"model id {model_id!r} is not allowed")
     return name
+
+
+def _size(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.iterdir())
 
 
 def _make_private(directory: Path) -> None:

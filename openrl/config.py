@@ -3,11 +3,10 @@
 Order of precedence: command line, then environment (read here and nowhere else), then the TOML
 file, then the defaults below. An unknown key is an error that names it.
 
-A key is `section.name`. The file has `[server]`, `[models]`, `[engine]`, `[scheduler]`,
-`[auth]`, `[limits]`, `[metrics]` and `[traces]`; the environment says `OPENRL_ENGINE__THREADS`
-for `engine.threads`, `OPENRL_MODELS="NAME=PATH,NAME"`, and `OPENRL_CONFIG` for the file. The
-double underscore keeps clear of what Kubernetes injects for a service named openrl
-(`OPENRL_PORT=tcp://...`).
+A key is `section.name`; the sections are those of `_SECTIONS` and `[models]`. The environment says
+`OPENRL_ENGINE__THREADS` for `engine.threads`, `OPENRL_MODELS="NAME=PATH,NAME"`, and
+`OPENRL_CONFIG` for the file. The double underscore keeps clear of what Kubernetes injects for a
+service named openrl (`OPENRL_PORT=tcp://...`).
 """
 
 from __future__ import annotations
@@ -135,6 +134,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointsConfig:
+    """`url`: where checkpoints are kept besides the data directory, which is a cache of
+    `cache_bytes` then; anything that fsspec can write to. `owner_bytes` and `owner_count`: how
+    much one owner may keep; 0 is no bound."""
+
+    url: str = ""
+    cache_bytes: Count = 64 << 30
+    owner_bytes: Whole = 0
+    owner_count: Whole = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Who may read `/metrics` besides this machine: who has `key` or is an administrator, or
     everyone."""
@@ -178,6 +189,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     limits: Limits = field(default_factory=Limits)
+    checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
 
@@ -193,6 +205,7 @@ _SECTIONS: Mapping[str, type] = {
     "scheduler": SchedulerConfig,
     "auth": AuthConfig,
     "limits": Limits,
+    "checkpoints": CheckpointsConfig,
     "metrics": MetricsConfig,
     "traces": TracesConfig,
 }
@@ -231,16 +244,8 @@ def build(settings: Mapping[str, Setting]) -> Config:
             section, name = key.split(".", 1)
             values[section][name] = _convert(setting, keys[key])
     models = sources_in(settings[MODELS]) if MODELS in settings else ()
-    return Config(
-        models=models,
-        engine=EngineConfig(**values["engine"]),
-        scheduler=SchedulerConfig(**values["scheduler"]),
-        auth=AuthConfig(**values["auth"]),
-        limits=Limits(**values["limits"]),
-        metrics=MetricsConfig(**values["metrics"]),
-        traces=TracesConfig(**values["traces"]),
-        **values["server"],
-    )
+    inner = {name: kind(**values[name]) for name, kind in _SECTIONS.items() if kind is not Config}
+    return Config(models=models, **inner, **values["server"])
 
 
 def known_keys() -> dict[str, Any]:
