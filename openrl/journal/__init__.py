@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from openrl.journal.disk import DiskJournal
 from openrl.journal.protocol import Flushed, Journal, JournalStatistics, NullJournal
 from openrl.journal.recovered import Answer, Executed, Recovered, RecoveredModel, Snapshot
 
 __all__ = [
     "Answer",
+    "DiskJournal",
     "Executed",
     "Flushed",
     "Journal",
