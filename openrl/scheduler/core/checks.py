@@ -96,6 +96,10 @@ def _counters_agree(state: State) -> None:
 def _engine_is_busy_while_work_can_start(state: State) -> None:
     if state.flight is not None or state.residency.capacity is None:
         return
+    if (held := state.planner.held) is not None:
+        assert state._now < held.until <= state._now + state.config.hold_seconds
+        assert held.head.id in state.queues.requests
+        return
     root = state.queues.root
     ready = [group for group in root.queues if fairshare.first(root, group)]
     assert not ready, f"the engine idles with work for {ready}"

@@ -84,5 +84,7 @@ def statistics(state: State) -> Statistics:
         passes=dict(state.chronicle.passes),
         engine_seconds=state.chronicle.engine_seconds,
         idle_runnable_seconds=state.chronicle.idle_runnable_seconds,
+        holds=state.chronicle.holds,
+        held_seconds=state.chronicle.held_seconds,
         accounts=state.chronicle.accounts(),
     )

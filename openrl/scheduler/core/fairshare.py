@@ -14,6 +14,7 @@ sorted by tag for each group, so that every operation is logarithmic in the chil
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -100,6 +101,15 @@ def first(root: Share, group: Group) -> Share | None:
     while queue := node.queues.get(group):
         node = queue[0][2]
     return None if node is root else node
+
+
+def leaves(root: Share, group: Group) -> Iterator[Share]:
+    """All that are ready in the group."""
+    for _, _, child in root.queues.get(group, ()):
+        if group in child.queues:
+            yield from leaves(child, group)
+        else:
+            yield child
 
 
 def tags(leaf: Share) -> tuple[float, ...]:

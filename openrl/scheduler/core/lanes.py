@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
+from openrl.scheduler.core.company import Habit
 from openrl.scheduler.core.fairshare import Share
 from openrl.scheduler.core.packing import Group
 from openrl.scheduler.core.requests import Request
@@ -40,6 +41,7 @@ class OrderedLane(Lane):
     current: Request | None = None
     waiting: dict[int, Request] = field(default_factory=dict)
     consumed: set[int] = field(default_factory=set)
+    habit: Habit = field(default_factory=Habit)
     _seqs: list[int] = field(default_factory=list)
 
     def put(self, request: Request) -> bool:
@@ -94,6 +96,10 @@ class OrderedLane(Lane):
         elif self.waiting.get(request.item.seq_id) is request:
             del self.waiting[request.item.seq_id]
             self.consume(request.item.seq_id)
+
+    @property
+    def empty(self) -> bool:
+        return self.current is None and not self.waiting
 
     def all(self) -> Iterator[Request]:
         if self.current is not None:

@@ -32,7 +32,7 @@ class Flight:
     """A pass in the engine. `parts` are its training requests, one entry for each atom with
     its `tokens`; `prefills` the tokens that rows joining the batch cost; `estimates` the
     seconds that were charged in advance; `waits` how long those had waited that it serves
-    first."""
+    first; `held` for how long its heads were held for company."""
 
     id: PassId
     group: Group
@@ -45,6 +45,7 @@ class Flight:
     preempted: tuple[Row, ...] = ()
     estimates: dict[Share, float] = field(default_factory=dict)
     waits: tuple[float, ...] = ()
+    held: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,10 @@
 The neediest that can start leads; compatible heads of other lanes fill the pass in the order
 of need, up to a budget of tokens and of estimated seconds (the quantum).
 
-A head is never held back for company that may come: in the simulation of
-`benchmarks/fairness.py` lanes fall into step without it, and holding optim_steps back for a pass
-changed neither the number of passes nor the throughput. Two operations of one lane never share
-a pass: it would be exact for neighbouring forward_backwards, but those are large already.
+While other work keeps the engine busy lanes fall into step by themselves. When there is none, the
+heads of forward_backwards may be held for milliseconds: see `company`. optim_steps are not, since
+they come with their gradients and cost next to nothing. Two operations of one lane never share a
+pass: it would be exact for neighbouring forward_backwards, but those are large already.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from openrl.config import SchedulerConfig
 from openrl.engines.base import WeightsKey
 from openrl.scheduler.core import costs, fairshare
+from openrl.scheduler.core.company import Hold
 from openrl.scheduler.core.costs import CostModel
 from openrl.scheduler.core.events import PassId, StartControl, StartOptim, StartTrain
 from openrl.scheduler.core.fairshare import Share
@@ -36,6 +37,7 @@ class Planner:
         self._residency = residency
         self._models: dict[WeightsKey, dict[str, CostModel]] = {}
         self._passes = 0
+        self.held: Hold | None = None
         self._sharing = Sharing(config.sharing, residency)
         self._slicer = Slicer(config, queues, residency, self._sharing, self.model, self._id)
 
@@ -46,11 +48,33 @@ class Planner:
     def next_pass(self, now: float) -> Flight | None:
         """None when nothing can start."""
         candidates = sorted(self._candidates(), key=lambda one: one.need)
-        for lead in candidates:
+        self.held = self._hold(candidates, now)
+        for lead in () if self.held else candidates:
             self._sharing.led(lead)
             if flight := self._lead(lead, candidates, now):
                 return flight
         return self._slicer.sweep(now)
+
+    def _hold(self, candidates: list[Candidate], now: float) -> Hold | None:
+        """For company, when the engine has nothing else to do and the pass has room."""
+        if len(candidates) != 1 or not self._sharing.fused:
+            return None
+        group, leaf = candidates[0].group, candidates[0].leaf
+        if group[1] != "train" or leaf is None or self._is_full(group):
+            return None
+        worth = self.model(group).estimate(costs.train_features(1.0, 0, 0.0))
+        return self._queues.company.hold(self._head(leaf)[1], worth, now)
+
+    def _is_full(self, group: Group) -> bool:
+        """Whether the heads that are ready fill a pass."""
+        tokens, lanes = 0, 0
+        for leaf in fairshare.leaves(self._queues.root, group):
+            _, request = self._head(leaf)
+            tokens, lanes = tokens + sum(request.item.atoms[request.sent :]), lanes + 1
+            seconds = self.model(group).estimate(costs.train_features(1.0, tokens, lanes))
+            if tokens >= self._config.pass_tokens or seconds >= self._config.quantum_seconds:
+                return True
+        return False
 
     def _candidates(self) -> Iterator[Candidate]:
         node, running = self._sharing.among(self._queues.root, list(self._slicer.running()))
@@ -101,6 +125,7 @@ class Planner:
             parts=tuple(request for request, _ in pieces),
             tokens=tuple(request.tokens_of(index) for request, index in pieces),
             estimates=draft.estimates,
+            held=self._queues.company.started(draft.group[0], now),
         )
 
     def _atom_seconds(self, draft: Draft, leaf: Share, tokens: int) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 
 from openrl.scheduler.core import fairshare
+from openrl.scheduler.core.company import Company
 from openrl.scheduler.core.events import Item
 from openrl.scheduler.core.fairshare import Share
 from openrl.scheduler.core.lanes import AnyLane, OrderedLane, SampleLane
@@ -18,11 +19,14 @@ class Queues:
     """The tree of shares is kept in step with the lanes by `refresh`, which everything that
     may change a lane's head calls."""
 
-    def __init__(self, gap_seconds: float, owner_weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, gap_seconds: float, owner_weights: Mapping[str, float], company: Company
+    ) -> None:
         self.root = Share("", None)
         self.lanes: dict[str, AnyLane] = {}
         self.requests: dict[RequestId, Request] = {}
         self.samplers: dict[OwnerId, int] = {}  # unanswered sample requests
+        self.company = company
         self._gap_seconds = gap_seconds
         self._weights = dict(owner_weights)
         self._gaps: list[tuple[float, str]] = []
@@ -41,6 +45,8 @@ class Queues:
         if lane is None:
             return []
         requests = list(lane.all())
+        if isinstance(lane, OrderedLane):
+            self.company.forget(lane.habit)
         self._unready(lane)
         fairshare.release(lane.share)
         return requests
@@ -89,6 +95,8 @@ class Queues:
         request = Request(item, self._attached(lane, item), now)
         if not lane.put(request):
             return None
+        if isinstance(lane, OrderedLane):
+            self.company.came(lane.habit, now)
         self.requests[request.id] = request
         self._count_sampler(request, 1)
         if item.deadline is not None:
@@ -104,6 +112,8 @@ class Queues:
         if lane is None:
             return
         lane.remove(request)
+        if isinstance(lane, OrderedLane) and lane.empty:
+            self.company.left(lane.name, lane.habit, request.item.weights, now)
         self.refresh(lane, now)
         self._forget_empty(lane)
 

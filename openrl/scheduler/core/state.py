@@ -19,6 +19,7 @@ from openrl.errors import NotFound, OpenRLError, OutOfMemory, ServerError, UserE
 from openrl.scheduler.core import events as ev
 from openrl.scheduler.core import explain, fairshare
 from openrl.scheduler.core.checks import validate
+from openrl.scheduler.core.company import Company
 from openrl.scheduler.core.events import (
     Decision,
     Event,
@@ -42,7 +43,7 @@ from openrl.types import RequestId
 class State:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.queues = Queues(config.gap_seconds, config.owner_weights)
+        self.queues = Queues(config.gap_seconds, config.owner_weights, Company(config.hold_seconds))
         self.residency = Residency()
         self.planner = Planner(config, self.queues, self.residency)
         self.chronicle = Chronicle(config.pass_tokens)
@@ -276,6 +277,7 @@ class State:
             self.chronicle.started(self.flight)
         else:
             self._held = any(self.queues.root.queues.values())
+            self.chronicle.held(self.planner.held, self._now)
 
     def _first_waits(self, flight: Flight) -> tuple[float, ...]:
         """How long those requests have waited that this pass is the first to serve."""
@@ -284,7 +286,9 @@ class State:
         return tuple(self._now - r.arrived for r in served if r.started == flight.started)
 
     def _ask_for_tick(self) -> None:
-        when = self.queues.wake_at()
+        held = self.planner.held
+        times = [self.queues.wake_at(), held.until if held and self.flight is None else None]
+        when = min((time for time in times if time is not None), default=None)
         if when is not None and when != self._asked:
             self._asked = when
             self._out.append(WakeAt(when))

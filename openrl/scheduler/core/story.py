@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from openrl.engines.base import WeightsKey
+from openrl.scheduler.core.company import Hold
 from openrl.scheduler.core.events import Finished, Kind, PassId
 from openrl.scheduler.core.fairshare import Share
 from openrl.scheduler.core.packing import PassKind
@@ -89,6 +90,8 @@ class Chronicle:
         self.engine_seconds = 0.0
         self.mean_seconds = 0.0
         self.idle_runnable_seconds = 0.0
+        self.holds = 0
+        self.held_seconds = 0.0
         self._lines: deque[StoryLine] = deque(maxlen=STORY)
         self.tallies = Tallies()
 
@@ -108,7 +111,15 @@ class Chronicle:
                     break
         return tuple(reversed(found))
 
+    def held(self, hold: Hold | None, now: float) -> None:
+        if hold is not None and hold.first:
+            seconds = hold.until - now
+            what = f"held for at most {seconds * 1e3:.0f} ms: models due are {len(hold.lanes)}"
+            self.tell(now, hold.head.item.lane, hold.head.id, what)
+
     def started(self, flight: Flight) -> None:
+        self.holds += flight.held > 0.0
+        self.held_seconds += flight.held
         for request, count in Counter(flight.parts).items():
             what = f"pass {flight.id}: {count} of {request.parts} parts"
             self.tell(flight.started, request.item.lane, request.id, what)
@@ -192,7 +203,7 @@ class Statistics:
 
     `idle_runnable_seconds`: how long the engine computed nothing while accepted work could have
     run: on the way to the engine and back, or held. What is on its way to the scheduler is not
-    in it."""
+    in it. `holds` are the passes whose heads were held for company, `held_seconds` for how long."""
 
     engine_ready: bool
     lanes: int
@@ -203,4 +214,6 @@ class Statistics:
     passes: Mapping[PassKind, int]
     engine_seconds: float
     idle_runnable_seconds: float
+    holds: int
+    held_seconds: float
     accounts: Mapping[tuple[str, str], Account]
