@@ -108,6 +108,13 @@ MEANINGS: Mapping[str, str] = {
     "limits.topk_prompt_logprobs": "The highest k.",
     "limits.topk_sample_logprobs": "The highest k, for sampled tokens.",
     "limits.tensor_elements": "Elements of all tensors of one request, once dense.",
+    "journal.enabled": "Keep accepted training work, so that it survives the end of the process. "
+    "See [durability](durability.md).",
+    "journal.segment_bytes": "The size at which the journal begins another file.",
+    "journal.max_bytes": "How large the journal may be; above it new training work is refused "
+    "until snapshots have made room.",
+    "journal.replay_seconds": "How many seconds of training a restart may have to do again: the "
+    "less, the more snapshots are taken.",
     "checkpoints.url": "Where checkpoints are kept besides the data directory: "
     "`gs://bucket/prefix`, `s3://bucket/prefix`, `file:///shared`, or what else fsspec knows.",
     "checkpoints.cache_bytes": "With a url, how much of them stays on this disk as well.",

@@ -146,6 +146,18 @@ class CheckpointsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalConfig:
+    """`segment_bytes`: the size of one file. `max_bytes`: how much there may be; training work
+    waits for snapshots above it. `replay_seconds`: the engine time that a restart may need to do
+    again what snapshots don't have."""
+
+    enabled: bool = True
+    segment_bytes: Count = 64 << 20
+    max_bytes: Count = 8 << 30
+    replay_seconds: Seconds = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class MetricsConfig:
     """Who may read `/metrics` besides this machine: who has `key` or is an administrator, or
     everyone."""
@@ -189,6 +201,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     auth: AuthConfig = field(default_factory=AuthConfig)
     limits: Limits = field(default_factory=Limits)
+    journal: JournalConfig = field(default_factory=JournalConfig)
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
@@ -205,6 +218,7 @@ _SECTIONS: Mapping[str, type] = {
     "scheduler": SchedulerConfig,
     "auth": AuthConfig,
     "limits": Limits,
+    "journal": JournalConfig,
     "checkpoints": CheckpointsConfig,
     "metrics": MetricsConfig,
     "traces": TracesConfig,

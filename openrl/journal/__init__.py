@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from openrl.journal.disk import DiskJournal
 from openrl.journal.protocol import Flushed, Journal, JournalStatistics, NullJournal
-from openrl.journal.recovered import Answer, Executed, Recovered, RecoveredModel, Snapshot
+from openrl.journal.recovered import NOTHING, Answer, Executed, Recovered, RecoveredModel, Snapshot
 
 __all__ = [
+    "NOTHING",
     "Answer",
     "DiskJournal",
     "Executed",

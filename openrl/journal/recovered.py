@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from openrl.errors import ServerError
 from openrl.types import ModelId, Outcome, OwnerId, RequestId, Work
 
 
@@ -83,3 +84,14 @@ class Recovered:
     def outcome(self, request_id: RequestId) -> Outcome:
         """Read from disk at each call. Raises `ServerError` when it cannot be read."""
         return self.payloads.outcome(request_id)
+
+
+class _Empty:
+    def work(self, request_id: RequestId) -> Work:
+        raise ServerError(f"{request_id} is not in the journal")
+
+    def outcome(self, request_id: RequestId) -> Outcome:
+        raise ServerError(f"{request_id} is not in the journal")
+
+
+NOTHING = Recovered((), (), {}, None, _Empty())
