@@ -102,6 +102,13 @@ class Model:
         body = {"path": name, "ttl_seconds": ttl_seconds, "user_metadata": user_metadata}
         return await (await self._submit("save_weights_for_sampler", body, _path))
 
+    async def log_metrics(self, metrics: Mapping[str, float], *, step: float | None = None) -> None:
+        """Numbers of your own, a reward say, for the model's curves on the dashboard: up to 32
+        names, finite values. They are kept in the server's memory alone. `step` None is the number
+        of optim_steps that the model has had. Raises `UserError` for what cannot be drawn."""
+        body = {"metrics": {name: float(value) for name, value in metrics.items()}, "step": step}
+        await self._client.transport.submit(f"openrl/models/{self.model_id}/metrics", body)
+
     async def unload(self) -> None:
         """Frees what the server holds for the model, after the operations called so far. Saved
         checkpoints stay."""
