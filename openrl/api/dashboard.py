@@ -42,7 +42,7 @@ class Dashboard:
         return [
             web.get(PATH, self.entrance),
             web.get(f"{PATH}/", self.page),
-            web.get(PATH + r"/{file:[a-z_]+\.(?:js|css|svg)}", self.file),
+            web.get(PATH + r"/{file:[a-z_]+\.(?:html|js|css|svg)}", self.file),
         ]
 
     async def entrance(self, request: web.Request) -> web.Response:

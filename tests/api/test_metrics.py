@@ -1,7 +1,8 @@
 """What Prometheus reads: well-formed, true to what ran, bounded, and closed to strangers."""
 
+import asyncio
 import shutil
-import subprocess
+from asyncio.subprocess import PIPE, STDOUT
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,11 @@ FAR = {"X-Forwarded-For": "192.0.2.1"}  # whoever comes through a proxy is not a
 
 
 async def scrape(url: str, headers: dict[str, str] | None = None) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session:
-        async with session.get(f"{url}/metrics", headers=headers) as response:
-            return response.status, await response.text()
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{url}/metrics", headers=headers) as response,
+    ):
+        return response.status, await response.text()
 
 
 def families(text: str) -> dict[str, Metric]:
@@ -100,11 +103,12 @@ async def test_names_follow_the_conventions(text: str) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool")
-    own = [line for line in text.splitlines() if "openrl_" in line]
-    done = subprocess.run(
-        [promtool, "check", "metrics"], input="\n".join(own) + "\n", capture_output=True, text=True
+    own = "".join(f"{line}\n" for line in text.splitlines() if "openrl_" in line)
+    check = await asyncio.create_subprocess_exec(
+        promtool, "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=STDOUT
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    said, _ = await check.communicate(own.encode())
+    assert (check.returncode, said) == (0, b"")
 
 
 async def test_who_may_read_it(tmp_path: Path) -> None:
