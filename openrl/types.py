@@ -272,10 +272,14 @@ class ModelCreated:
     lora: LoraConfig
 
 
+ACTIVE_TOKENS = "active_tokens:sum"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBackwardOutput:
     """One mapping per datum, in request order; `logprobs` float32 has the shape of
-    `target_tokens`. Metric names are `name:reduction`."""
+    `target_tokens`. Metric names are `name:reduction`; every mean is over as many tokens as
+    `ACTIVE_TOKENS` says, or over the datums when that is not there."""
 
     outputs: tuple[Mapping[str, Array], ...]
     metrics: Mapping[str, float]

@@ -1,7 +1,8 @@
 """Many parts, one answer. Pure.
 
 Metrics merge by the reduction that their name ends with, as the protocol's clients merge the
-chunks of a request; a metric that some part lacks is left out.
+chunks of a request; a metric that some part lacks is left out. Means come out as if the request
+had not been cut: clients, which know the datums alone, weigh their own chunks by those.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import replace
 from openrl.errors import ServerError
 from openrl.scheduler.pending import Pending
 from openrl.types import (
+    ACTIVE_TOKENS,
     Failed,
     ForwardBackward,
     ForwardBackwardOutput,
@@ -49,12 +51,18 @@ def merge(parts: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """`parts` are of one request, in its order, and not none."""
     outputs = tuple(output for part in parts for output in part.outputs)
     shared = [key for key in parts[0].metrics if all(key in part.metrics for part in parts)]
-    counts = [len(part.outputs) for part in parts]
+    counts = _counts(parts)
     metrics = {key: _reduce(key, [p.metrics[key] for p in parts], counts) for key in shared}
     return ForwardBackwardOutput(outputs, metrics)
 
 
-def _reduce(key: str, values: Sequence[float], counts: Sequence[int]) -> float:
+def _counts(parts: Sequence[ForwardBackwardOutput]) -> list[float]:
+    """How many records each part's means are over."""
+    active = [part.metrics.get(ACTIVE_TOKENS, 0.0) for part in parts]
+    return active if any(active) else [float(len(part.outputs)) for part in parts]
+
+
+def _reduce(key: str, values: Sequence[float], counts: Sequence[float]) -> float:
     """`counts` are the records that each value speaks for."""
     match key.rpartition(":")[2]:
         case "sum":

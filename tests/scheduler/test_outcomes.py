@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from openrl.engines.base import WeightsKey
+from openrl.engines.pytorch.metrics import likelihood_metrics, ratio_metrics
 from openrl.errors import ServerError, UserError
 from openrl.scheduler.outcomes import merge, outcome_of
 from openrl.scheduler.pending import Pending
@@ -45,6 +46,24 @@ def test_metrics_merge_by_their_reduction() -> None:
         "d:unique": 7.0,
     }
     assert [float(o["logprobs"][0]) for o in merged.outputs] == [0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("cut", [0, 3, 17, 40])
+def test_a_request_that_was_cut_has_the_metrics_of_the_whole(cut: int) -> None:
+    draw = np.random.default_rng(cut)
+    lp, q = draw.normal(-2, 1, (2, 40)).astype(np.float32)
+    advantages = np.where(draw.random(40) < 0.4, 0, 1).astype(np.float32)
+    clipped = (draw.random(40) < 0.5).astype(np.float32)
+
+    def found(of: slice, records: int) -> ForwardBackwardOutput:
+        inputs = {"logprobs": q[of], "advantages": advantages[of]}
+        ratios = ratio_metrics(lp[of], inputs, clipped[of])
+        likelihood = likelihood_metrics(lp[of], advantages[of])
+        return part(records, **(ratios | likelihood))
+
+    whole = found(slice(None), 4)
+    merged = merge([found(slice(cut), 3), found(slice(cut, None), 1)])
+    assert merged.metrics == pytest.approx(dict(whole.metrics))
 
 
 def test_parts_are_put_in_order_whenever_they_came() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from openrl.types import Array
+from openrl.types import ACTIVE_TOKENS, Array
 
 
 def token_metrics(terms_SK: Array) -> dict[str, float]:
@@ -20,12 +20,13 @@ def token_metrics(terms_SK: Array) -> dict[str, float]:
 
 
 def likelihood_metrics(logprobs_SK: Array, weights_SK: Array) -> dict[str, float]:
-    """For cross-entropy: the sum of the weights, and the mean of -lp over targets whose weight
-    is not zero, each counted once."""
+    """For cross-entropy: the sum of the weights, how many targets have one that is not zero, and
+    the mean of -lp over these, each counted once."""
     counted = weights_SK != 0
     values = -logprobs_SK[counted].astype(np.float64)
     return {
         "weights:sum": float(weights_SK.sum(dtype=np.float64)),
+        ACTIVE_TOKENS: float(counted.sum()),
         "nll:mean": float(values.mean()) if counted.any() else 0.0,
     }
 
@@ -47,7 +48,7 @@ def ratio_metrics(
     with np.errstate(over="ignore"):
         ratio = np.exp(gap)
     found = {
-        "active_tokens:sum": float(active.sum()),
+        ACTIVE_TOKENS: float(active.sum()),
         "ratio:mean": float(ratio.sum()) / count,
         "ratio:max": float(ratio.max(initial=0.0)),
         "sampler_kl_k1:mean": -float(gap.sum()) / count,
