@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from openrl.client import Client, Model, Pending, Sampler, connect
+    from openrl.client import Client, Model, Pending, Sampler, Wait, connect
     from openrl.errors import OpenRLError, ServerError, UserError
     from openrl.types import (
         AdamParams,
@@ -41,10 +41,11 @@ __all__ = [
     "ServerError",
     "TopLogprobs",
     "UserError",
+    "Wait",
     "connect",
 ]
 
-_CLIENT = {"Client", "Model", "Pending", "Sampler", "connect"}
+_CLIENT = {"Client", "Model", "Pending", "Sampler", "Wait", "connect"}
 _ERRORS = {"OpenRLError", "ServerError", "UserError"}
 
 

@@ -15,9 +15,11 @@ from openrl.client.address import check_key, server_root
 from openrl.client.model import Model
 from openrl.client.pending import Pending
 from openrl.client.sampler import Sampler
+from openrl.client.waiting import Wait
 from openrl.errors import NotFound, OpenRLError, UserError
 
 if TYPE_CHECKING:
+    from openrl.client.blocking import BlockingClient
     from openrl.client.transport import Transport
 
 T = TypeVar("T")
@@ -33,15 +35,20 @@ def connect(
     api_key: str,
     *,
     patience: float = 300.0,
+    on_wait: Callable[[Wait], None] | None = None,
     tags: Sequence[str] = (),
     user_metadata: Mapping[str, str] | None = None,
 ) -> Client:
-    """`async with openrl.connect("http://127.0.0.1:8000", "tml-local") as client: …`
+    """`async with openrl.connect("http://127.0.0.1:8000", "tml-local") as client: …`, or `with`
+    alone for a client whose calls block.
 
     `patience`: seconds for which a server that is away, restarting or failing is tried again
-    before `Unavailable` is raised. Raises `UserError` for an address or a key that cannot be right.
+    before `Unavailable` is raised. `on_wait` is called whenever something is still being waited
+    for, with the reason. Raises `UserError` for an address or a key that cannot be right.
     """
-    return Client(url, api_key, patience=patience, tags=tags, user_metadata=user_metadata)
+    return Client(
+        url, api_key, patience=patience, on_wait=on_wait, tags=tags, user_metadata=user_metadata
+    )
 
 
 class Client:
@@ -53,6 +60,7 @@ class Client:
         api_key: str,
         *,
         patience: float = 300.0,
+        on_wait: Callable[[Wait], None] | None = None,
         tags: Sequence[str] = (),
         user_metadata: Mapping[str, str] | None = None,
     ) -> None:
@@ -61,8 +69,10 @@ class Client:
         self.session_id = ""
         self._api_key = api_key
         self._patience = patience
+        self._on_wait = on_wait
         self._about = {"tags": list(tags), "user_metadata": user_metadata and dict(user_metadata)}
         self._transport: Transport | None = None
+        self._blocking: BlockingClient | None = None
         self._heartbeats: asyncio.Task[None] | None = None
         self._model_seq = itertools.count()
         self._sampling_seq = itertools.count()
@@ -71,7 +81,7 @@ class Client:
         # Here, since it brings in aiohttp: see the module.
         from openrl.client.transport import Transport
 
-        self._transport = Transport(self.url, self._api_key, self._patience)
+        self._transport = Transport(self.url, self._api_key, self._patience, on_wait=self._on_wait)
         try:
             body = {**self._about, "sdk_version": "openrl"}
             self.session_id = await self._ask("create_session", body, _session_id)
@@ -92,6 +102,21 @@ class Client:
         traceback: TracebackType | None,
     ) -> None:
         await self.close(_reason(error))
+
+    def __enter__(self) -> BlockingClient:
+        from openrl.client.blocking import BlockingClient
+
+        self._blocking = BlockingClient.enter(self)
+        return self._blocking
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._blocking is not None
+        self._blocking.leave(kind, error, traceback)
 
     async def close(self, reason: str = "success") -> None:
         """Ends the session: `success`, `errored` or `interrupted`."""

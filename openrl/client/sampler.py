@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from openrl.client import codec
+from openrl.client.many import as_they_come
 from openrl.errors import Gone, OpenRLError
 from openrl.types import SampleOutput
 
@@ -71,6 +72,21 @@ class Sampler:
             "topk_prompt_logprobs": topk_prompt_logprobs,
         }
         return codec.read(await self._run(body), codec.sample_output)
+
+    async def sample_many(
+        self, prompts: Iterable[ArrayLike], num_samples: int = 1, **params: Any
+    ) -> AsyncIterator[tuple[int, SampleOutput]]:
+        """Samples all prompts at once, with the arguments of `sample`, and gives each one's place
+        and output as soon as it is there. With a `seed`, prompt i is sampled with `seed + i`. The
+        first failure is raised, and what is left then, or when the loop is left, is cancelled."""
+        seed = params.pop("seed", None)
+        samples = (
+            self.sample(prompt, num_samples, seed=None if seed is None else seed + place, **params)
+            for place, prompt in enumerate(prompts)
+        )
+        async with contextlib.aclosing(as_they_come(samples)) as answers:
+            async for answer in answers:
+                yield answer
 
     async def compute_logprobs(self, prompt: ArrayLike) -> NDArray[np.float32]:
         """float32 [P] at temperature 1: each token given those before it, NaN for the first."""

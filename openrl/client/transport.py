@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 
 from openrl.client import codec, failures
+from openrl.client.waiting import Wait
 from openrl.errors import NotFound, OpenRLError, Unavailable, UserError
 
 log = logging.getLogger("openrl.client")
@@ -85,10 +86,12 @@ class Transport:
         patience: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
+        on_wait: Callable[[Wait], None] | None = None,
     ) -> None:
         self._url = url.rstrip("/")
         self._known = False  # to be the server that it should be
         self._patience = patience
+        self._on_wait = on_wait
         self._sleep = sleep
         self._clock = clock
         self._submits = asyncio.Semaphore(MOST_SUBMITS)
@@ -114,7 +117,7 @@ class Transport:
         """Long polls until the request has ended. Raises what it failed with."""
         body = codec.pack({"request_id": request_id, "allow_metadata_only": False})
         async with self._polls:
-            answer = await self._until_good("retrieve_future", body, POLL_SECONDS)
+            answer = await self._until_good("retrieve_future", body, POLL_SECONDS, request_id)
         if "error" in answer:
             raise failures.from_future(answer)
         return answer
@@ -128,8 +131,10 @@ class Transport:
             raise failures.from_status(answer.status, answer.body)
         return _mapping(answer.body)
 
-    async def _until_good(self, route: str, payload: bytes, seconds: float) -> Mapping[str, Any]:
-        well = self._clock()
+    async def _until_good(
+        self, route: str, payload: bytes, seconds: float, request_id: str | None = None
+    ) -> Mapping[str, Any]:
+        began = well = self._clock()
         pauses = 0
         while True:
             answer = await self._try(route, payload, seconds)
@@ -143,13 +148,20 @@ class Transport:
                 if answer.says_wait:
                     well = self._clock()
                 if answer.held:
-                    log.info("%s: %s", route, _why_waiting(answer.body))
+                    why = _why_waiting(answer.body)
+                    self._tell(Wait(route, request_id, why, self._clock() - began))
                     pauses = 0
                     continue
             if self._clock() - well > self._patience:
                 raise self._gave_up(answer)
             pauses += 1
+            self._tell(Wait(route, request_id, _describe(answer), self._clock() - began))
             await self._pause(route, answer, pauses)
+
+    def _tell(self, wait: Wait) -> None:
+        log.info("%s: %s", wait.what, wait.why)
+        if self._on_wait is not None:
+            self._on_wait(wait)
 
     async def _try(self, route: str, payload: bytes, seconds: float) -> Answer | Exception:
         try:
@@ -174,7 +186,7 @@ class Transport:
         seconds = _backoff(pauses) if asked is None else min(asked, LONGEST_RETRY_AFTER)
         if pauses == 1 and not self._known:
             log.warning("%s: %s. Is the server running?", self._url, _describe(answer))
-        log.info("%s: %s; again in %.1f s", route, _describe(answer), seconds)
+        log.info("%s: again in %.1f s", route, seconds)
         await self._sleep(seconds)
 
     def _check_place(self, answer: Answer | Exception) -> None:
