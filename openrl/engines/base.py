@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, NewType, Protocol, TypeAlias
 
@@ -68,11 +68,20 @@ class LoadProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class KVPool:
+    """Memory for keys and values, in blocks."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """What the engine has room for now, reported with each finished pass.
 
-    KV memory is counted in blocks of `block_tokens` tokens; `headroom_bytes` is what is left
-    for scratches and activations.
+    KV memory is counted in blocks of `block_tokens` tokens, all of it together; base weights
+    with memory of their own, which no other's rows can use, are in `kv_pools`, the same ones in
+    every report. `headroom_bytes` is what is left for scratches and activations.
     """
 
     kv_blocks_total: int
@@ -82,6 +91,12 @@ class Capacity:
     slots_total: int
     slots_used: int
     headroom_bytes: int
+    kv_pools: Mapping[WeightsKey, KVPool] = field(default_factory=dict)
+
+    def pool(self, weights: WeightsKey) -> KVPool:
+        """Where rows of these weights have their keys and values."""
+        common = KVPool(self.kv_blocks_total, self.kv_blocks_free)
+        return self.kv_pools.get(weights, common)
 
 
 # --- training passes ------------------------------------------------------------------------

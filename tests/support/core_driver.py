@@ -8,11 +8,12 @@ order raises `AssertionError`.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from openrl.config import SchedulerConfig
-from openrl.engines.base import Capacity, RowId, WeightsKey
+from openrl.engines.base import Capacity, KVPool, RowId, WeightsKey
 from openrl.scheduler.core import events as ev
 from openrl.scheduler.core.state import State
 from openrl.types import OwnerId, RequestId, SessionId
@@ -163,12 +164,20 @@ class Engine:
         return ev.Finished(order.pass_id, seconds, self.capacity(), rows=tuple(progress))
 
     def capacity(self) -> Capacity:
-        held = sum(row.blocks(self.room.block_tokens) for row in self.rows.values())
+        """Every memory of its own is held to strictly, and the common one by all others."""
+        held: Counter[WeightsKey | None] = Counter()
+        for row_id, row in self.rows.items():
+            weights = self.items[row_id.request_id].weights
+            pool = weights if weights in self.room.kv_pools else None
+            held[pool] += row.blocks(self.room.block_tokens)
         resident = sum(1 for row in self.rows.values() if row.resident)
-        total = self.room.kv_blocks_total
-        assert held <= total, f"{held} KV blocks are held of {total}"
         assert resident <= self.room.max_rows
-        return Capacity(total, total - held, self.room.block_tokens, self.room.max_rows, 8, 0, 0)
+        totals = {key: pool.total for key, pool in self.room.kv_pools.items()}
+        for key, total in (*totals.items(), (None, self.room.kv_blocks_total)):
+            assert held[key] <= total, f"{held[key]} KV blocks are held of {total} of {key}"
+        pools = {key: KVPool(total, total - held[key]) for key, total in totals.items()}
+        free = self.room.kv_blocks_total - held[None]
+        return replace(self.room, kv_blocks_free=free, kv_pools=pools)
 
 
 @dataclass

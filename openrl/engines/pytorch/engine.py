@@ -151,12 +151,11 @@ class TorchEngine:
         config = self._config
         free = free_bytes(self.device)
         plan = make_plan(free, config.adapter_bytes, config.kv_cache_bytes, _needs(bases))
-        left = plan.activations
         log.info(
             "memory in GiB: free %s, adapters %s, KV cache %s, activations %s",
             *(
                 "unbounded" if size is None else f"{size / _GIB:.1f}"
-                for size in (plan.free, plan.adapters, plan.kv_cache, left)
+                for size in (plan.free, plan.adapters, plan.kv_cache, plan.activations)
             ),
         )
         return plan
@@ -253,15 +252,16 @@ class TorchEngine:
     # --- capacity ---------------------------------------------------------------------------
 
     def _capacity(self) -> Capacity:
-        samplers = [served.sampler for served in self._served.values()]
+        pools = {key: served.sampler.kv_pool for key, served in self._served.items()}
         return Capacity(
-            kv_blocks_total=sum(sampler.kv_blocks_total for sampler in samplers),
-            kv_blocks_free=sum(sampler.kv_blocks_free for sampler in samplers),
+            kv_blocks_total=sum(pool.total for pool in pools.values()),
+            kv_blocks_free=sum(pool.free for pool in pools.values()),
             block_tokens=BLOCK_TOKENS,
             max_rows=self._config.max_rows,
             slots_total=_SLOTS,
             slots_used=sum(served.trainer.resident for served in self._served.values()),
             headroom_bytes=free_bytes(self.device) or 0,
+            kv_pools=pools,
         )
 
 

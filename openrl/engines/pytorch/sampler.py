@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from openrl.engines.base import DecodePass, DecodeReport, RowId, RowReport, RowStart
+from openrl.engines.base import DecodePass, DecodeReport, KVPool, RowId, RowReport, RowStart
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.decode_step import DecodeStep
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS, KVMemory, KVShape
@@ -99,6 +99,10 @@ class Sampler:
         """Cached prefixes count as free: they go when somebody needs the room."""
         memory = self.memory
         return (memory.unallocated + memory.idle() + self._prefixes.tokens) // BLOCK_TOKENS
+
+    @property
+    def kv_pool(self) -> KVPool:
+        return KVPool(self.kv_blocks_total, self.kv_blocks_free)
 
     # --- a pass ---
 

@@ -7,14 +7,17 @@ that has been running for the longest. Since any row fits into the memory alone,
 always comes to its end: there is no deadlock.
 
 Free memory is what the engine last reported, plus what has left since, less what the rows may
-still grow by. Blocks that rows share are so counted as the engine counts them.
+still grow by. Blocks that rows share are so counted as the engine counts them. Where base weights
+have memory of their own, all this is so for each of them.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
-from openrl.engines.base import Capacity, RowId, WeightsKey
+from openrl.engines.base import Capacity, KVPool, RowId, WeightsKey
 from openrl.scheduler.core.requests import Row
 from openrl.types import OwnerId
 
@@ -26,6 +29,9 @@ MARGIN = 1.25
 
 KEPT_BACK = 20
 """One part in so many of the memory is not given to joining rows."""
+
+Pool: TypeAlias = WeightsKey | None
+"""Whose memory it is: that of some base weights, or the common one."""
 
 
 class Residency:
@@ -43,14 +49,14 @@ class Residency:
         self.counts: dict[WeightsKey, int] = {}
         self.blocks: dict[OwnerId, int] = {}
         self.rows = 0
-        self.growth = 0
-        self._freed = 0
+        self._growth: Counter[Pool] = Counter()
+        self._freed: Counter[Pool] = Counter()
         self._joined = 0
         self._lengths: dict[OwnerId, float] = {}
 
     def report(self, capacity: Capacity) -> None:
         self.capacity = capacity
-        self._freed = 0
+        self._freed.clear()
 
     @property
     def known(self) -> Capacity:
@@ -67,6 +73,33 @@ class Residency:
 
     # --- memory ---
 
+    @property
+    def growth(self) -> int:
+        """Blocks that are reserved and not held yet, of all rows."""
+        return self._growth.total()
+
+    def pool(self, weights: WeightsKey) -> KVPool:
+        return self.known.pool(weights)
+
+    def _whose(self, weights: WeightsKey) -> Pool:
+        return weights if weights in self.known.kv_pools else None
+
+    def _sharing(self, weights: WeightsKey) -> list[Row]:
+        """The running rows that have the same memory."""
+        pool = self._whose(weights)
+        return [row for row in self.all_rows() if self._whose(row.weights) == pool]
+
+    def _used(self, weights: WeightsKey) -> bool:
+        pool = self._whose(weights)
+        return any(n and self._whose(key) == pool for key, n in self.counts.items())
+
+    def _reserved(self, weights: WeightsKey) -> Counter[OwnerId]:
+        """Blocks of that memory, by owner."""
+        held: Counter[OwnerId] = Counter()
+        for row in self._sharing(weights):
+            held[row.owner] += row.blocks
+        return held
+
     def need(self, tokens: int) -> int:
         return -(-tokens // self.known.block_tokens)
 
@@ -79,7 +112,7 @@ class Residency:
     def fits(self, blocks: int, weights: WeightsKey) -> bool:
         """Whether one more row may join the next decode pass of these weights. A little is
         kept back, lest the rows that run outgrow their reservations at once."""
-        kept = self.known.kv_blocks_total // KEPT_BACK if self.rows else 0
+        kept = self.pool(weights).total // KEPT_BACK if self._used(weights) else 0
         return self._free_rows(weights) >= 1 and blocks + kept <= self._free_blocks(weights)
 
     def lack(self, weights: WeightsKey) -> int:
@@ -91,10 +124,12 @@ class Residency:
         return self.known.max_rows - self.rows - staying
 
     def _free_blocks(self, weights: WeightsKey) -> int:
-        if self.rows == 0 and not any(key != weights for key in self.doomed):
-            return self.known.kv_blocks_total  # whatever the engine keeps cached, it can evict
+        memory, pool = self.pool(weights), self._whose(weights)
+        others = any(key != weights and self._whose(key) == pool for key in self.doomed)
+        if not others and not self._used(weights):
+            return memory.total  # whatever the engine keeps cached, it can evict
         dropping = sum(row.held for row in self.doomed.get(weights, {}).values())
-        return self.known.kv_blocks_free + self._freed + dropping - self.growth
+        return memory.free + self._freed[pool] + dropping - self._growth[pool]
 
     # --- coming and going ---
 
@@ -106,16 +141,17 @@ class Residency:
         self.counts[row.weights] = self.counts.get(row.weights, 0) + 1
         self.blocks[row.owner] = self.blocks.get(row.owner, 0) + row.blocks
         self.rows += 1
-        self.growth += row.growth
+        self._growth[self._whose(row.weights)] += row.growth
 
     def reserve(self, row: Row, steps: int) -> None:
         """Raises the reservation of a running row to what it can write in a slice."""
         blocks = self.need(min(row.most_tokens, row.tokens + steps))
         if blocks > row.blocks:
-            self.growth -= row.growth
+            pool = self._whose(row.weights)
+            self._growth[pool] -= row.growth
             self.blocks[row.owner] += blocks - row.blocks
             row.blocks = blocks
-            self.growth += row.growth
+            self._growth[pool] += row.growth
 
     def ended(self, row: Row) -> None:
         self.leave(row)
@@ -132,11 +168,11 @@ class Residency:
         if not mine:
             del self.running[row.owner], self.blocks[row.owner]
         self.rows -= 1
-        self.growth -= row.growth
+        self._growth[self._whose(row.weights)] -= row.growth
 
     def preempt(self, row: Row) -> None:
         self.leave(row)
-        self._freed += row.held
+        self._freed[self._whose(row.weights)] += row.held
         row.held = 0
 
     def doom(self, row: Row) -> None:
@@ -154,27 +190,28 @@ class Residency:
     def drop(self, weights: WeightsKey) -> tuple[RowId, ...]:
         """The doomed rows of these weights, for the pass that drops them."""
         rows = self.doomed.pop(weights, {})
-        self._freed += sum(row.held for row in rows.values())
+        self._freed[self._whose(weights)] += sum(row.held for row in rows.values())
         return tuple(rows)
 
     def progress(self, row: Row, new_tokens: int, held: int) -> None:
-        self.growth -= row.growth
+        pool = self._whose(row.weights)
+        self._growth[pool] -= row.growth
         row.tokens += new_tokens
         row.held = held
-        self.growth += row.growth
+        self._growth[pool] += row.growth
 
     # --- whom to preempt ---
 
     def outgrown(self, weights: WeightsKey, part: Callable[[OwnerId], float]) -> list[Row]:
-        """Rows to preempt when more is reserved than there is: of these weights as long as
-        there are any, the last that joined of the owner that is the furthest over its part;
-        never the row that has been running for the longest."""
+        """Rows to preempt when more is reserved than there is, among those with the same memory:
+        of these weights as long as there are any, the last that joined of the owner that is the
+        furthest over its part; never the row that has been running for the longest."""
         lack = self.lack(weights)
         chosen: list[Row] = []
         if lack <= 0:
             return chosen
-        rows = sorted(self.all_rows(), key=lambda row: row.joined)[1:]
-        held = dict(self.blocks)
+        rows = sorted(self._sharing(weights), key=lambda row: row.joined)[1:]
+        held = self._reserved(weights)
         while lack > 0 and rows:
             owners = {name: held[name] / part(name) for name in {row.owner for row in rows}}
             row = max(rows, key=lambda row: (row.weights == weights, owners[row.owner], row.joined))
@@ -191,36 +228,41 @@ class Residency:
         owner over its guaranteed part of the memory, or others below theirs.
 
         `part` is an owner's guaranteed fraction. The last admitted rows of the owner that is
-        the furthest over its part go first.
+        the furthest over its part go first. Where memory lacks, only rows that have the same.
         """
-        if not self._within(owner, 1, blocks, part(owner)):
+        total, held = self.pool(weights).total, self._reserved(weights)
+        mine = len(self.running.get(owner, ()))
+        if self._over(mine + 1, held[owner] + blocks, total, part(owner)):
             return []
         lack = blocks - self._free_blocks(weights)
         lack_rows = 1 - self._free_rows(weights)
         chosen: list[Row] = []
-        left = {name: list(rows.values()) for name, rows in self.running.items() if name != owner}
-        held = dict(self.blocks)
+        left = self._others(owner, None if lack <= 0 else weights)
         while lack > 0 or lack_rows > 0:
             over = [
                 name
                 for name in left
-                if left[name] and self._over(len(left[name]), held[name], part(name))
+                if left[name] and self._over(len(left[name]), held[name], total, part(name))
             ]
             if not over:
                 return []
             victim = max(over, key=lambda name: (held[name] / part(name), name))
             row = left[victim].pop()
-            held[victim] -= row.blocks
+            if self._whose(row.weights) == self._whose(weights):
+                held[victim] -= row.blocks
+                lack -= row.blocks
             chosen.append(row)
-            lack -= row.blocks
             lack_rows -= 1
         return chosen
 
-    def _within(self, owner: OwnerId, rows: int, blocks: int, part: float) -> bool:
-        rows += len(self.running.get(owner, ()))
-        blocks += self.blocks.get(owner, 0)
-        return not self._over(rows, blocks, part)
+    def _others(self, owner: OwnerId, weights: WeightsKey | None) -> dict[OwnerId, list[Row]]:
+        """Rows of other owners, in the order of admission; with `weights` only those that share
+        its memory."""
+        left: dict[OwnerId, list[Row]] = {}
+        for row in self.all_rows() if weights is None else self._sharing(weights):
+            if row.owner != owner:
+                left.setdefault(row.owner, []).append(row)
+        return left
 
-    def _over(self, rows: int, blocks: int, part: float) -> bool:
-        most_rows = max(1.0, part * self.known.max_rows)
-        return rows > most_rows or blocks > part * self.known.kv_blocks_total
+    def _over(self, rows: int, blocks: int, total: int, part: float) -> bool:
+        return rows > max(1.0, part * self.known.max_rows) or blocks > part * total

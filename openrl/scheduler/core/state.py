@@ -159,7 +159,7 @@ class State:
         if size is None or self.residency.capacity is None:
             return
         need = self.residency.need(size.prompt_tokens + size.max_new_tokens)
-        total = self.residency.known.kv_blocks_total
+        total = self.residency.pool(request.item.weights).total
         if need > total:
             tokens = f"{size.prompt_tokens} + {size.max_new_tokens} tokens"
             message = f"a sequence of {tokens} needs {need} KV blocks; the engine has {total}"

@@ -37,6 +37,7 @@ from openrl.types import (
     Sample,
     SampledSequence,
     SamplingParams,
+    Stop,
     VersionId,
 )
 
@@ -90,6 +91,20 @@ def test_loading_reports_each_set_of_weights_once_and_what_there_is_room_for(mod
     assert [progress.fraction for progress in seen] == [0.0, 1.0]
     assert capacity.kv_blocks_free == capacity.kv_blocks_total > 0
     assert (capacity.slots_used, capacity.max_rows) == (0, 256)
+
+
+def test_each_base_model_has_its_part_of_the_memory(engine):
+    key, _, other = _keys(engine)
+    capacity = engine.execute(DecodePass(key)).capacity
+    assert capacity.kv_pools.keys() == {key, other}
+    assert sum(pool.total for pool in capacity.kv_pools.values()) == capacity.kv_blocks_total
+    one = Sample(
+        np.arange(3, 43, dtype=np.int32), SamplingParams(max_tokens=9, stop=Stop(eos=False))
+    )
+    start = RowStart(R, one, None, (0,), 9)
+    capacity = engine.execute(DecodePass(key, (start,), steps=2)).capacity
+    assert capacity.pool(key).free < capacity.pool(key).total
+    assert capacity.pool(other).free == capacity.pool(other).total
 
 
 def test_a_round_of_training_sampling_and_saving(engine, tmp_path):

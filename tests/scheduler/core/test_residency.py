@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import pytest
 from support.core_driver import BASE, capacity
 
-from openrl.engines.base import Capacity, RowId, WeightsKey
+from openrl.engines.base import Capacity, KVPool, RowId, WeightsKey
 from openrl.scheduler.core.fairshare import Share
 from openrl.scheduler.core.requests import Row
 from openrl.scheduler.core.residency import Residency
@@ -94,6 +95,44 @@ def test_those_that_outgrow_the_memory_go_but_never_the_oldest() -> None:
     for one in (second, third):
         residency.preempt(one)
     assert residency.outgrown(BASE, half) == []
+
+
+@pytest.fixture
+def apart() -> Residency:
+    """Each of two base models has ten blocks of its own."""
+    residency = Residency()
+    pools = {BASE: KVPool(10, 10), OTHER: KVPool(10, 10)}
+    residency.report(Capacity(20, 20, 16, 8, 8, 0, 0, pools))
+    return residency
+
+
+def test_a_row_fits_where_its_own_weights_have_room(apart: Residency) -> None:
+    apart.admit(row("a", 0), 8)
+    assert not apart.fits(3, BASE)  # though twelve are free in all
+    assert apart.fits(10, OTHER)
+    assert (apart.lack(BASE), apart.lack(OTHER)) == (-2, -10)
+
+
+def test_rows_of_other_weights_are_not_taken_out_for_memory(apart: Residency) -> None:
+    elsewhere, here = row("greedy", 0, OTHER), row("greedy", 1)
+    apart.admit(elsewhere, 10)
+    apart.admit(here, 10)
+    assert apart.victims(OwnerId("late"), 4, BASE, half) == [here]
+    apart.admit(row("b", 0), 1)
+    apart.admit(row("b", 1, OTHER), 1)
+    assert [one.weights for one in apart.outgrown(BASE, half)] == [BASE]
+    assert [one.weights for one in apart.outgrown(OTHER, half)] == [OTHER]
+
+
+def test_what_one_memory_gets_back_is_not_free_in_another(apart: Residency) -> None:
+    one = row("a", 0)
+    apart.admit(one, 10)
+    pools = {BASE: KVPool(10, 4), OTHER: KVPool(10, 10)}
+    apart.report(Capacity(20, 14, 16, 8, 8, 0, 0, pools))
+    apart.progress(one, 10, 6)
+    apart.preempt(one)
+    apart.admit(row("b", 0, OTHER), 10)
+    assert (apart.lack(BASE), apart.lack(OTHER)) == (-10, 0)
 
 
 def test_a_row_reserves_what_its_owners_rows_have_needed() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.core_driver import Driver, Engine, capacity, coin, item, requests_of, sample
 
 from openrl.config import SchedulerConfig
-from openrl.engines.base import WeightsKey
+from openrl.engines.base import KVPool, WeightsKey
 from openrl.errors import Gone, ServerError
 from openrl.scheduler.core import events as ev
 from openrl.types import OwnerId, RequestId
@@ -71,7 +71,10 @@ class Chaos:
 
     def __init__(self, blocks: int, rows: int, fail: float, seed: int) -> None:
         chance = coin(seed, fail)
-        engine = Engine(capacity(blocks, rows), fails=chance, length=Lengths(seed))
+        own = WEIGHTS[: seed % 3]  # which weights have memory of their own
+        pools = {key: KVPool(blocks + 2 * i, blocks + 2 * i) for i, key in enumerate(own)}
+        room = replace(capacity(blocks, rows), kv_pools=pools)
+        engine = Engine(room, fails=chance, length=Lengths(seed))
         config = SchedulerConfig(pass_tokens=300, gap_seconds=0.5, decode_steps=4)
         self.driver = Driver(config, engine)
         self.next_seq = dict.fromkeys(MODELS, 1)
