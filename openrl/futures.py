@@ -48,6 +48,11 @@ class Futures:
         self._retention = retention_seconds
         self._kept_bytes = kept_bytes
         self._entries: dict[RequestId, Entry] = {}
+        self._listeners: list[Callable[[Entry], None]] = []
+
+    def on_resolved(self, listener: Callable[[Entry], None]) -> None:
+        """Called with each entry when its outcome is there. Must not raise."""
+        self._listeners.append(listener)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -82,6 +87,8 @@ class Futures:
         entry.size = _size(outcome)
         entry.resolved_at = self._clock()
         entry.arrived.set()
+        for listener in self._listeners:
+            listener(entry)
 
     async def wait(self, entry: Entry, seconds: float) -> Outcome | None:
         """None when the outcome has not arrived within `seconds`."""

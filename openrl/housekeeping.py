@@ -61,6 +61,7 @@ async def watch_over(
     """Runs until cancelled."""
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
+        services.feeds.sweep()
         take_back_unheard(backlog, admission, services, silence_seconds)
 
 

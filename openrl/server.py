@@ -25,6 +25,7 @@ from aiohttp import web
 from openrl.actors import Tasks
 from openrl.api.app import Services, build_app, build_runner
 from openrl.api.auth import authenticator_of
+from openrl.api.feeds import Feeds
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
@@ -116,6 +117,7 @@ async def _running(
         authenticator=authenticator_of(config, signer, time.time, time.monotonic),
         signer=signer,
         enquiries=actor.enquiries,
+        feeds=Feeds(futures, catalogue, time.time),
         meter=actor.meter,
         journal=journal,
         post=actor.post,

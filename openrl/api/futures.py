@@ -26,6 +26,7 @@ class Polls:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.post("/api/v1/retrieve_future", self.retrieve),
+            web.post("/api/v1/retrieve_futures", self.retrieve_many),
             web.post("/api/v1/cancel_future", self.cancel),
         ]
 
@@ -38,6 +39,26 @@ class Polls:
         if outcome is None:
             return self._pending(request, entry)
         return _result(request, entry, outcome, body.allow_metadata_only)
+
+    async def retrieve_many(self, request: web.Request) -> web.Response:
+        """Which samples of one client have their outcome: see `feeds`. Answered as soon as there
+        is one, with none when a poll's time is over."""
+        body = await self._services.read(request, schema.RetrieveFutures)
+        sampler_id = self._services.check_id(body.target.sampling_session_id)
+        sampler = self._services.catalogue.sampler(sampler_id, auth.owner_of(request))
+        held = self._services.config.poll_seconds
+        told, cursor = await self._services.feeds.read(
+            sampler.sampling_session_id,
+            body.target.cloned_sampler_id,
+            body.prev_cursor,
+            body.retrieved_request_ids,
+            held if body.timeout is None else min(body.timeout, held),
+        )
+        completions = [
+            {"state": "failed" if each.failed else "finished", "request_id": each.request_id}
+            for each in told
+        ]
+        return codec.answer(request, {"completions": completions, "cursor": cursor})
 
     async def cancel(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.CancelFuture)

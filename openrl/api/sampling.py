@@ -91,6 +91,8 @@ class Sampling:
             operation=operation,
             target=sampler.target,
         )
+        if body.sampling_session_id is not None:
+            self._services.feeds.expect(sampler.sampling_session_id, seq_id)
         request_id = await self._services.admission.admit(work)
         promise = {
             "request_id": request_id,

@@ -261,5 +261,20 @@ class RetrieveFuture(Body, frozen=True):
     allow_metadata_only: bool = False
 
 
+class FeedTarget(Body, frozen=True):
+    sampling_session_id: Id
+    cloned_sampler_id: Count = 0
+    type: Literal["sampling_session"] = "sampling_session"
+
+
+class RetrieveFutures(Body, frozen=True):
+    """`prev_cursor` 0 reads a feed from its start; `timeout` 0 answers at once."""
+
+    target: FeedTarget
+    prev_cursor: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    timeout: Annotated[float, Meta(ge=0)] | None = None
+    retrieved_request_ids: list[str] = []
+
+
 class CancelFuture(Body, frozen=True):
     request_id: Id

@@ -11,6 +11,7 @@ import msgspec
 from aiohttp import web
 
 from openrl.api import auth, codec
+from openrl.api.feeds import Feeds
 from openrl.catalogue import Catalogue, Checkpoint, Session
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
@@ -46,6 +47,7 @@ class Services:
     authenticator: auth.Authenticator
     signer: Signer
     enquiries: Enquiries
+    feeds: Feeds
     meter: Meter
     journal: Journal
     post: Callable[[Event], None]

@@ -13,6 +13,9 @@ Version: TypeAlias = tuple[int, int]
 
 OLDEST: Version = (0, 12)
 NEWEST: Version = (999, 0)
+FEEDS_SINCE: Version = (0, 36)
+"""From here on a reader of `retrieve_futures` says what it has fetched, and fails its samples when
+it fails itself."""
 
 _NUMBER = re.compile(r"(\d{1,4})\.(\d{1,4})")
 
@@ -48,6 +51,8 @@ def client_config(version: Version, issue_jwts: bool = False) -> dict[str, Any]:
         flags["create_model_via_load_weights"] = True
     if version >= (0, 32):
         flags["sample_join_sampling_session"] = True
+    if version >= FEEDS_SINCE:
+        flags["sample_use_retrieve_futures"] = True
     if issue_jwts and version >= (0, 18):
         flags["pjwt_auth_enabled"] = True
     return flags

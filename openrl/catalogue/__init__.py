@@ -1,6 +1,6 @@
 """Names and ledgers, in one SQLite file: see `catalogue`."""
 
 from openrl.catalogue.catalogue import Catalogue
-from openrl.catalogue.records import Checkpoint, Page, Run, Sampler, Session
+from openrl.catalogue.records import Checkpoint, Mark, Page, Run, Sampler, Session
 
-__all__ = ["Catalogue", "Checkpoint", "Page", "Run", "Sampler", "Session"]
+__all__ = ["Catalogue", "Checkpoint", "Mark", "Page", "Run", "Sampler", "Session"]

@@ -17,6 +17,7 @@ from typing import Any, cast
 from openrl.catalogue.ledgers import AuditLog, UsageLedger
 from openrl.catalogue.records import (
     Checkpoint,
+    Mark,
     Noun,
     Page,
     Run,
@@ -33,6 +34,8 @@ from openrl.types import ModelId, OwnerId, SamplerTarget
 
 REMEMBERED = 65536
 """Rows that are answered from memory; the others cost a look into the file."""
+MARKS = 1024
+"""Of the clones of one sampler."""
 
 
 class Catalogue:
@@ -176,6 +179,10 @@ class Catalogue:
             return public
         raise NotFound(f"no model {model_id!r}")
 
+    def all_checkpoints(self) -> Iterator[Checkpoint]:
+        """For ourselves: every owner's."""
+        return (decode(Checkpoint, body) for body in self._table.all("Checkpoint"))
+
     def publish(self, path: str, owner: OwnerId, public: bool) -> None:
         self._put(replace(self.checkpoint(path, owner), public=public))
 
@@ -220,6 +227,17 @@ class Catalogue:
         joined = replace(sampler, clients=sampler.clients + 1)
         self._put(joined)
         return joined.clients
+
+    def mark(self, sampling_session_id: str, mark: Mark) -> None:
+        """In the place of the one for the same clone. The oldest of too many is dropped."""
+        if sampler := self.find_sampler(sampling_session_id):
+            others = [each for each in sampler.marks if each.clone != mark.clone]
+            self._put(replace(sampler, marks=(*others[1 - MARKS :], mark)))
+
+    def mark_of(self, sampling_session_id: str, clone: int) -> Mark | None:
+        sampler = self.find_sampler(sampling_session_id)
+        marks = sampler.marks if sampler else ()
+        return next((each for each in marks if each.clone == clone), None)
 
     def move_followers(self, model_id: ModelId, target: SamplerTarget) -> SamplerTarget | None:
         """All samplers that follow the run read `target` from now on; returns what they left."""

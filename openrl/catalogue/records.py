@@ -84,6 +84,17 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """Between which numbers, `first` up to and without `beyond`, a client's samples may be in
+    flight; written by that `life` of the server."""
+
+    clone: int
+    first: int
+    beyond: int
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sampler:
     """`clients` counts the clones that have joined it. One that `follows` a run reads what the
     run's newest inflight save pinned; `target` is what it began with."""
@@ -95,6 +106,7 @@ class Sampler:
     created_at: float
     clients: int = 0
     follows: ModelId | None = None
+    marks: tuple[Mark, ...] = ()
 
 
 Noun: TypeAlias = Session | Run | Checkpoint | Sampler
@@ -114,6 +126,7 @@ _INNER: Mapping[str, Callable[[Any], Any]] = {
     "target": lambda value: SamplerTarget(**value),
     "inflight": lambda value: value and SamplerTarget(**value),
     "tags": tuple,
+    "marks": lambda marks: tuple(Mark(**mark) for mark in marks),
 }
 
 

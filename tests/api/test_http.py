@@ -113,8 +113,16 @@ async def test_unknown_routes_and_methods_answer_json(http: Http) -> None:
         ),
         ("0.25.0", {"create_model_via_load_weights"}),
         ("0.32.0", {"create_model_via_load_weights", "sample_join_sampling_session"}),
-        ("0.38.0", {"sample_join_sampling_session"}),
-        ("nonsense", {"sample_join_sampling_session"}),
+        (
+            "0.36.0",
+            {
+                "create_model_via_load_weights",
+                "sample_join_sampling_session",
+                "sample_use_retrieve_futures",
+            },
+        ),
+        ("0.38.0", {"sample_join_sampling_session", "sample_use_retrieve_futures"}),
+        ("nonsense", {"sample_join_sampling_session", "sample_use_retrieve_futures"}),
     ],
 )
 async def test_flags_by_version(http: Http, version: str, flags: set[str]) -> None:
