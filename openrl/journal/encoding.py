@@ -18,7 +18,7 @@ import numpy as np
 from openrl import errors, types
 from openrl.errors import OpenRLError, ServerError, UserError
 
-_VALUE, _ARRAY, _ERROR = 1, 2, 3
+_VALUE, _ARRAY, _ERROR, _LARGE = 1, 2, 3, 4
 
 _CLASSES: Mapping[str, type] = {
     name: kind
@@ -59,6 +59,8 @@ def _marked(value: Any) -> Any:
             raise TypeError("an array of objects cannot be journalled")
         case np.ndarray():
             return {_ARRAY: [value.dtype.str, list(value.shape), value.tobytes()]}
+        case int():  # of more than 64 bits: callers may send those
+            return {_LARGE: hex(value)}
         case np.generic():
             return value.item()
         case OpenRLError():
@@ -82,6 +84,8 @@ def _restored(pairs: Sequence[tuple[Any, Any]]) -> Any:
             return np.frombuffer(data, dtype).reshape(shape)
         case 3:
             return _error(*content)
+        case 4:
+            return int(content, 16)
     raise ValueError(f"unknown mark {mark}")
 
 
