@@ -8,6 +8,7 @@
         Forbidden               the key may not do this                403 user
         NotFound                no such id, or another owner's         404 user
         Gone                    an id that once existed                410 user
+        TooSlow               the body did not come in time         408 user
         PayloadTooLarge         body, datum or id over its limit       413 user
         Cancelled               the caller took the request back       499 user
       Overloaded                too much queued: try again             429 server, retryable
@@ -72,6 +73,10 @@ class NotFound(UserError):
 
 class Gone(UserError):
     status = 410
+
+
+class TooSlow(UserError):
+    status = 408
 
 
 class PayloadTooLarge(UserError):

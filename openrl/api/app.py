@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 
 from aiohttp import web
 
-from openrl.api import middleware, request_ids
+from openrl.api import heads, middleware, request_ids
 from openrl.api.accounts import Accounts
 from openrl.api.anthropic import Anthropic
 from openrl.api.checkpoints import Checkpoints
@@ -29,8 +29,13 @@ from openrl.api.training import Training
 from openrl.api.turnstile import Turnstile
 from openrl.api.visitors import visitors
 
+HEADER_SECONDS = web.AppKey("header_seconds", float)
+
 SHUTDOWN_SECONDS = 5.0
 """For answers that are being written; whatever waited for work has been answered by then."""
+
+LINGER_SECONDS = 2.0
+"""For the rest of a body that was refused: a client that still sends reads no answer."""
 
 GROUPS = (
     Service,
@@ -66,6 +71,7 @@ class Attached(Protocol):
 def build_app(services: Services) -> web.Application:
     app = web.Application(
         middlewares=[
+            heads.timed,
             request_ids.named,
             middleware.errors,
             Turnstile().middleware,
@@ -74,6 +80,7 @@ def build_app(services: Services) -> web.Application:
         ],
         client_max_size=services.config.limits.body_bytes,
     )
+    app[HEADER_SECONDS] = services.config.limits.header_seconds
     for make in GROUPS:
         group = make(services)
         app.add_routes(group.routes())
@@ -84,6 +91,11 @@ def build_app(services: Services) -> web.Application:
 
 def build_runner(app: web.Application) -> web.AppRunner:
     """Bodies are decompressed by `codec`: see there why aiohttp is not let."""
-    return web.AppRunner(
-        app, auto_decompress=False, access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+    return heads.TimedRunner(
+        app,
+        app[HEADER_SECONDS],
+        auto_decompress=False,
+        access_log=None,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+        lingering_time=LINGER_SECONDS,
     )

@@ -18,6 +18,7 @@ or forward_backward result is protobuf when `Accept` names that; everything else
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from enum import Enum
 from functools import cache
@@ -27,7 +28,8 @@ import msgspec
 import zstandard
 from aiohttp import web
 
-from openrl.errors import PayloadTooLarge, UserError
+from openrl.config import Limits
+from openrl.errors import PayloadTooLarge, TooSlow, UserError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -69,11 +71,34 @@ def result_encoding(request: web.Request) -> Encoding:
     return answer_encoding(request)
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """The decompressed body. Raises `PayloadTooLarge` when either form is over `limit` bytes."""
+async def read_body(request: web.Request, limits: Limits) -> bytes:
+    """The decompressed body. Raises `PayloadTooLarge` when either form is over its limit, and
+    `TooSlow`."""
+    limit = limits.body_bytes
     if (request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the body has {request.content_length} bytes; {limit} are allowed")
-    return decompress(await request.read(), request.headers.get("Content-Encoding", ""), limit)
+    body = await _received(request, limits)
+    return decompress(body, request.headers.get("Content-Encoding", ""), limit)
+
+
+async def _received(request: web.Request, limits: Limits) -> bytes:
+    """By its average pace and not by its pauses: a byte now and then would pass that."""
+    body = bytearray()
+    started = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(limits.body_seconds) as patience:
+            async for part in request.content.iter_any():
+                body += part
+                if len(body) > limits.body_bytes:
+                    raise PayloadTooLarge(f"the body has more than {limits.body_bytes} bytes")
+                earned = len(body) / limits.body_bytes_per_second
+                patience.reschedule(started + limits.body_seconds + earned)
+    except TimeoutError:
+        raise TooSlow(
+            f"{len(body)} bytes of the body came in time: after {limits.body_seconds:g} s it must "
+            f"come at {limits.body_bytes_per_second} bytes per second"
+        ) from None
+    return bytes(body)
 
 
 def decompress(body: bytes, coding: str, limit: int) -> bytes:
@@ -120,17 +145,12 @@ def _inflate(body: bytes, limit: int) -> bytes:
     return plain
 
 
-async def read(request: web.Request, kind: type[T], limit: int) -> T:
-    """The body as a `kind`. Raises `UserError` naming the field that does not fit."""
-    return parse(await read_body(request, limit), encoding_of(request), kind)
-
-
 def parse(body: bytes, encoding: Encoding, kind: type[T]) -> T:
     if encoding is Encoding.PROTOBUF:
         raise UserError("this route takes JSON or msgpack, not protobuf")
     try:
         value: T = _decoder(encoding, kind).decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise UserError(f"malformed {encoding.name.lower()} body: {error}") from error
     return value
 

@@ -156,7 +156,11 @@ def _data(
     if len(given) > limits.datums:
         raise UserError(f"{len(given)} datums; one request may hold {limits.datums}")
     budget = ElementBudget(limits.tensor_elements)
-    return tuple(read(index, datum, budget) for index, datum in enumerate(given))
+    data = tuple(read(index, datum, budget) for index, datum in enumerate(given))
+    tokens = sum(len(datum.tokens) for datum in data)
+    if tokens > limits.request_tokens:
+        raise UserError(f"{tokens} tokens; one request may hold {limits.request_tokens}")
+    return data
 
 
 def _datum(

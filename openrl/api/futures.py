@@ -34,8 +34,10 @@ class Polls:
         """408 while it waits or runs. 410 for an id that is not known (any longer): the SDK then
         repeats a sample by itself, while 404 would end its client."""
         body = await self._services.read(request, schema.RetrieveFuture)
-        entry = self._find(body.request_id, auth.owner_of(request))
-        outcome = await self._services.futures.wait(entry, self._services.config.poll_seconds)
+        owner, config = auth.owner_of(request), self._services.config
+        entry = self._find(body.request_id, owner)
+        with self._services.polls.holding(owner, 1, config.limits.open_polls):
+            outcome = await self._services.futures.wait(entry, config.poll_seconds)
         if outcome is None:
             return self._pending(request, entry)
         return _result(request, entry, outcome, body.allow_metadata_only)

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Middleware
 from openrl import telemetry
 from openrl.api import anthropic as anthropic_routes
 from openrl.api import auth, codec, dashboard, downloads, metrics, oai, oai_answers
-from openrl.errors import OpenRLError, Overloaded, Unauthenticated, Unavailable
+from openrl.errors import OpenRLError, Overloaded, TooSlow, Unauthenticated, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -58,6 +58,8 @@ def _refusal(request: web.Request, error: OpenRLError) -> web.Response:
     response = _refused(request, codec.shortened(error.message), error.status)
     if isinstance(error, Unauthenticated):  # RFC 6750; the SDK then asks for a new token, once
         response.headers["WWW-Authenticate"] = 'Bearer error="invalid_token"'
+    if isinstance(error, TooSlow):  # what it goes on to send is no next request
+        response.force_close()
     if isinstance(error, Overloaded | Unavailable):
         response.headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     return response

@@ -76,5 +76,5 @@ class Service:
 
     async def telemetry(self, request: web.Request) -> web.Response:
         """Accepted and dropped: it holds stack traces of the caller's own code."""
-        await codec.read_body(request, self._services.config.limits.body_bytes)
+        await self._services.body(request)
         return codec.answer(request, {"status": "accepted"})

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from openrl.api import auth, codec
 from openrl.api.feeds import Feeds
+from openrl.api.shares import Shares
 from openrl.catalogue import Catalogue, Checkpoint, Session
 from openrl.checkpoints import CheckpointStore
 from openrl.config import Config
@@ -51,11 +52,24 @@ class Services:
     meter: Meter
     journal: Journal
     post: Callable[[Event], None]
+    polls: Shares = field(default_factory=lambda: Shares("polls open"))
+    bodies: Shares = field(default_factory=lambda: Shares("bytes of bodies on the way"))
     heard: dict[str, float] = field(default_factory=dict)  # sessions, and when one last spoke
     heartbeats: dict[str, float] = field(default_factory=dict)  # and when its heart last beat
 
     async def read(self, request: web.Request, kind: type[B]) -> B:
-        return await codec.read(request, kind, self.config.limits.body_bytes)
+        """The body as a `kind`. Raises `UserError` naming the field that does not fit."""
+        return codec.parse(await self.body(request), codec.encoding_of(request), kind)
+
+    async def body(self, request: web.Request) -> bytes:
+        """Decompressed. Raises `Overloaded` when its owner is sending too much at once."""
+        limits = self.config.limits
+        size = request.content_length
+        if size is None:  # told by none, or in pieces of which nobody knows how many
+            size = limits.body_bytes if request.body_exists else 0
+        owner = auth.owner_of(request)
+        with self.bodies.holding(owner, size, limits.open_bodies_bytes):
+            return await codec.read_body(request, limits)
 
     def check_id(self, identity: str) -> str:
         """Raises `UserError`; the id itself is not repeated, it may be megabytes."""

@@ -59,7 +59,7 @@ class Sessions:
         session_id = self._services.check_id(request.match_info["session_id"])
         reason = body.reason.type[: self._services.config.limits.id_chars]
         self._services.catalogue.finish_session(
-            session_id, auth.owner_of(request), reason, body.detail
+            session_id, auth.owner_of(request), reason, body.detail and codec.shortened(body.detail)
         )
         self._services.admission.end_session(SessionId(session_id))
         return codec.answer(request, {})

@@ -151,7 +151,7 @@ class Training:
     async def _forward_backward(self, request: web.Request, *, forward_only: bool) -> web.Response:
         limits = self._services.config.limits
         if codec.encoding_of(request) is Encoding.PROTOBUF:
-            raw = await codec.read_body(request, limits.body_bytes)
+            raw = await self._services.body(request)
             call = datums.from_protobuf(raw, forward_only, limits)
         else:
             body = await self._services.read(request, schema.ForwardBackward)
