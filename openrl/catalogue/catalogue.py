@@ -179,10 +179,6 @@ class Catalogue:
             return public
         raise NotFound(f"no model {model_id!r}")
 
-    def all_checkpoints(self) -> Iterator[Checkpoint]:
-        """For ourselves: every owner's."""
-        return (decode(Checkpoint, body) for body in self._table.all("Checkpoint"))
-
     def publish(self, path: str, owner: OwnerId, public: bool) -> None:
         self._put(replace(self.checkpoint(path, owner), public=public))
 
