@@ -42,6 +42,7 @@ from openrl.scheduler.admission import Admission
 from openrl.signing import Signer
 from openrl.startup import StartupView, warn_of_keyless
 from openrl.tls import server_context
+from openrl.tracing import traced
 
 log = logging.getLogger("openrl")
 
@@ -130,7 +131,10 @@ async def _running(
         tasks.spawn(
             watch_over(actor.backlog, admission, services, config.silence_seconds), "clients"
         )
-        async with _door(services) as address:
+        async with (
+            traced(config.traces.endpoint, actor.meter, actor.enquiries, time.time),
+            _door(services) as address,
+        ):
             try:
                 yield Node(address, services, actor)
             finally:

@@ -36,7 +36,16 @@ PURE_SHELL = ("allowance", "curves", "dispatch", "outcomes", "pending", "pins")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
 FLOORS: Mapping[int, tuple[str, ...]] = {
-    5: ("server", "housekeeping", "cli", "commands", "key_commands", "preflight", "startup"),
+    5: (
+        "server",
+        "housekeeping",
+        "cli",
+        "commands",
+        "key_commands",
+        "preflight",
+        "startup",
+        "tracing",
+    ),
     4: ("api",),
     3: (
         "scheduler.core",
