@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from openrl.engines.pytorch.sampling import draw, draw_rules, stream_of, uniforms
+from openrl.engines.pytorch.sampling import draw, draw_rules, inverse_cdf, stream_of, uniforms
 from openrl.types import SamplingParams
 
 CPU = torch.device("cpu")
@@ -65,6 +65,24 @@ def test_a_nucleus_wider_than_the_quick_look_is_still_right() -> None:
     params = SamplingParams(top_p=0.5)
     seen = frequencies(logits_V, params, draws=500)
     assert set(np.flatnonzero(seen)) <= set(np.flatnonzero(expected(logits_V, params)))
+
+
+@pytest.mark.parametrize("vocab", [700, 2048, 5003])
+def test_the_first_token_past_the_uniform_number_is_drawn(vocab: int) -> None:
+    """Beside numpy, also at the ends, and where most weights are zero."""
+    rng = np.random.default_rng(vocab)
+    weights_RV = (rng.random((40, vocab)) ** 8).astype(np.float32)
+    weights_RV[20:, rng.permutation(vocab)[: vocab * 9 // 10]] = 0
+    weights_RV[30] = 0
+    weights_RV[30, 650] = 1
+    u_R = rng.random(40)
+    u_R[[0, 20, 30]], u_R[[1, 21]] = 0.0, 1 - 2.0**-53
+    got_R = inverse_cdf(torch.from_numpy(weights_RV), torch.from_numpy(u_R)).numpy()
+    for weights_V, u, got in zip(weights_RV.astype(np.float64), u_R, got_R, strict=True):
+        cdf_V = weights_V.cumsum()
+        assert weights_V[got] > 0
+        assert (cdf_V[got] - weights_V[got]) / cdf_V[-1] <= u + 1e-12
+        assert u <= cdf_V[got] / cdf_V[-1] + 1e-12
 
 
 def test_ties_at_the_kth_place_stay() -> None:
