@@ -123,6 +123,7 @@ class View:
             "running": counters.requests_running,
             "rows": counters.rows_running,
             "preempted": counters.rows_preempted,
+            "trouble": self._services.journal.statistics().trouble,
             "models": [
                 {"name": m.name, "state": m.state, "stage": m.stage, "fraction": m.fraction}
                 for m in self._services.status()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -18,16 +17,8 @@ from prometheus_client.utils import floatToGoString
 
 from openrl.api.services import Services
 from openrl.engines.base import Capacity
+from openrl.journal import JournalStatistics
 from openrl.scheduler.core.tallies import PassTally, Tallies, Tally
-
-
-@runtime_checkable
-class Lagging(Protocol):
-    """A journal that can say how far the disk is behind."""
-
-    def lag_seconds(self) -> float:
-        """The age of the oldest entry that is not durable yet; 0 when all are."""
-        ...
 
 
 class NodeCollector(Collector):
@@ -99,13 +90,27 @@ class NodeCollector(Collector):
         futures.add_metric(["waiting"], waiting)
         futures.add_metric(["resolved"], kept)
         yield futures
-        journal = self._services.journal
-        if isinstance(journal, Lagging):
-            yield _gauge(
-                "openrl_journal_lag_seconds",
-                "The age of the oldest entry that is not on the disk yet.",
-                journal.lag_seconds(),
-            )
+        yield from _journal(self._services.journal.statistics())
+
+
+def _journal(told: JournalStatistics) -> Iterator[Metric]:
+    """How far the disk is behind, and how large it is: all 0 when nothing is journalled."""
+    yield _gauge(
+        "openrl_journal_unflushed_bytes", "Appended, and not durable yet.", told.unflushed_bytes
+    )
+    yield _gauge("openrl_journal_size_bytes", "On the disk.", told.bytes)
+    yield _gauge("openrl_journal_live_bytes", "On the disk, and needed.", told.live_bytes)
+    yield _gauge("openrl_journal_segments", "Files of the journal.", told.segments)
+    yield CounterMetricFamily("openrl_journal_records", "Appended.", told.appended)
+    yield CounterMetricFamily("openrl_journal_fsyncs", "Group commits.", told.fsyncs)
+    yield _gauge(
+        "openrl_journal_last_fsync_seconds", "How long the last one took.", told.last_fsync_seconds
+    )
+    yield _gauge(
+        "openrl_journal_trouble",
+        "1 while nothing can be made durable.",
+        told.trouble is not None,
+    )
 
 
 def _room(capacity: Capacity) -> Iterator[Metric]:

@@ -12,7 +12,9 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from support.node import CONFIG, serving
 
+from openrl.api.exposition import NodeCollector
 from openrl.config import MetricsConfig
+from openrl.journal import JournalStatistics, NullJournal
 from openrl.server import Node
 
 from .conftest import Http
@@ -132,14 +134,14 @@ async def test_everyone_may_when_configured(tmp_path: Path) -> None:
         assert (await scrape(node.address, FAR))[0] == 200
 
 
-async def test_a_journal_that_can_says_how_far_the_disk_is_behind(node: Node) -> None:
-    from openrl.api.exposition import Lagging, NodeCollector
+async def test_the_journal_says_how_far_the_disk_is_behind(text: str, node: Node) -> None:
+    class Behind(NullJournal):
+        def statistics(self) -> JournalStatistics:
+            return JournalStatistics(unflushed_bytes=512, appended=3, trouble="disk full")
 
-    class Behind:
-        def lag_seconds(self) -> float:
-            return 0.25
-
-    assert isinstance(Behind(), Lagging)
+    assert value(text, "openrl_journal_trouble") == 0
     services = replace(node.services, journal=Behind())
     found = {family.name: family for family in NodeCollector(services).collect()}
-    assert found["openrl_journal_lag_seconds"].samples[0].value == 0.25
+    assert found["openrl_journal_unflushed_bytes"].samples[0].value == 512
+    assert found["openrl_journal_records"].samples[0].value == 3
+    assert found["openrl_journal_trouble"].samples[0].value == 1

@@ -76,7 +76,8 @@ function drawStatus() {
   const [text, tone] = state !== "live" ? [state, state === "no key" ? "warn" : "bad"]
     : still ? ["paused", "warn"]
       : store.engine && !store.engine.ready ? [loading?.state === "failed" ? "engine lost" : `loading ${Math.round(100 * (loading?.fraction ?? 0))} %`, loading?.state === "failed" ? "bad" : "warn"]
-        : ["live", "good"];
+        : store.engine?.trouble ? ["disk trouble", "bad"] : ["live", "good"];
+  $("status").title = store.engine?.trouble ?? "";
   $("status").textContent = text;
   $("status").className = `pill ${tone}`;
   document.title = state === "live" ? "OpenRL" : `OpenRL · ${state}`;
