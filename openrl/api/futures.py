@@ -49,13 +49,15 @@ class Polls:
         sampler_id = self._services.check_id(body.target.sampling_session_id)
         sampler = self._services.catalogue.sampler(sampler_id, auth.owner_of(request))
         held = self._services.config.poll_seconds
-        told, cursor = await self._services.feeds.read(
-            sampler.sampling_session_id,
-            body.target.cloned_sampler_id,
-            body.prev_cursor,
-            body.retrieved_request_ids,
-            held if body.timeout is None else min(body.timeout, held),
-        )
+        most = self._services.config.limits.open_polls
+        with self._services.polls.holding(sampler.owner, 1, most):
+            told, cursor = await self._services.feeds.read(
+                sampler.sampling_session_id,
+                body.target.cloned_sampler_id,
+                body.prev_cursor,
+                body.retrieved_request_ids,
+                held if body.timeout is None else min(body.timeout, held),
+            )
         completions = [
             {"state": "failed" if each.failed else "finished", "request_id": each.request_id}
             for each in told
