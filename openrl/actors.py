@@ -41,6 +41,18 @@ class Tasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Returns when one of them has; the others are cancelled. Raises what that one raised."""
+    tasks = [asyncio.get_running_loop().create_task(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 class EngineThread:
     """Runs blocking calls one at a time on a thread of its own."""
 

@@ -8,22 +8,26 @@ handed out. Times are seconds on the clock that is passed in.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 
 import numpy as np
 
-from openrl.errors import NotFound
-from openrl.types import Outcome, OwnerId, RequestId
+from openrl.errors import NotFound, ServerError
+from openrl.types import Failed, Outcome, OwnerId, RequestId
 
 KEPT_BYTES = 1 << 30
 """How many bytes of numbers the answers that are kept may hold together."""
+
+_LAST_SECONDS = 0.5
+"""How long a poll is held while the server ends."""
 
 
 @dataclass(slots=True)
 class Entry:
     """`encoded`: an answer by content type, kept between telling its size and handing it out.
-    `size` counts the bytes of the numbers in `outcome`."""
+    `size` counts the bytes of the numbers in `outcome`. `stored` reads an outcome that an earlier
+    process came to, when somebody asks for it."""
 
     request_id: RequestId
     owner: OwnerId
@@ -35,6 +39,7 @@ class Entry:
     encoded: dict[str, bytes] = field(default_factory=dict)
     size: int = 0
     handed_out: bool = False
+    stored: Callable[[], Outcome] | None = None
 
 
 class Futures:
@@ -43,11 +48,15 @@ class Futures:
         clock: Callable[[], float],
         retention_seconds: float,
         kept_bytes: int = KEPT_BYTES,
+        on_forgotten: Callable[[Collection[RequestId]], None] = lambda _: None,
     ) -> None:
+        """`on_forgotten` hears whose answers are no longer kept."""
         self._clock = clock
         self._retention = retention_seconds
         self._kept_bytes = kept_bytes
         self._entries: dict[RequestId, Entry] = {}
+        self._ending = False
+        self._on_forgotten = on_forgotten
         self._listeners: list[Callable[[Entry], None]] = []
 
     def on_resolved(self, listener: Callable[[Entry], None]) -> None:
@@ -59,13 +68,27 @@ class Futures:
 
     def counts(self) -> tuple[int, int]:
         """How many wait for their outcome, and how many have it."""
-        resolved = sum(1 for entry in self._entries.values() if entry.outcome is not None)
+        resolved = sum(1 for entry in self._entries.values() if entry.resolved_at is not None)
         return len(self._entries) - resolved, resolved
 
     def open(self, request_id: RequestId, owner: OwnerId, kind: str, lane: str) -> None:
         if request_id in self._entries:
             raise AssertionError(f"{request_id} is open already")
         self._entries[request_id] = Entry(request_id, owner, kind, lane)
+
+    def restore(
+        self,
+        request_id: RequestId,
+        owner: OwnerId,
+        kind: str,
+        lane: str,
+        stored: Callable[[], Outcome],
+    ) -> None:
+        """An answer of an earlier process: kept as if it had arrived now, read when asked for.
+        `stored` raises `ServerError` when it cannot be read."""
+        self.open(request_id, owner, kind, lane)
+        entry = self._entries[request_id]
+        entry.resolved_at, entry.stored = self._clock(), stored
 
     def find(self, request_id: RequestId, owner: OwnerId) -> Entry:
         """Raises `NotFound` for an unknown id and for another owner's alike."""
@@ -91,15 +114,25 @@ class Futures:
             listener(entry)
 
     async def wait(self, entry: Entry, seconds: float) -> Outcome | None:
-        """None when the outcome has not arrived within `seconds`."""
+        """None when the outcome has not arrived within `seconds`, or the server ends."""
+        if entry.stored is not None:
+            _read(entry)
         if entry.outcome is None and seconds > 0:
             try:
-                async with asyncio.timeout(seconds):
-                    await entry.arrived.wait()
+                async with asyncio.timeout(
+                    min(seconds, _LAST_SECONDS) if self._ending else seconds
+                ):
+                    await (asyncio.sleep(seconds) if self._ending else entry.arrived.wait())
             except TimeoutError:
                 return None
         entry.handed_out = entry.outcome is not None
         return entry.outcome
+
+    def release(self) -> None:
+        """The process ends: nobody waits any longer for what it will not finish."""
+        self._ending = True
+        for entry in self._entries.values():
+            entry.arrived.set()
 
     def sweep(self) -> int:
         """Forgets what resolved longer than the retention ago, and what is over the bound of
@@ -111,6 +144,7 @@ class Futures:
         gone = [*old, *self._surplus(young)]
         for entry in gone:
             del self._entries[entry.request_id]
+        self._on_forgotten([entry.request_id for entry in gone])
         return len(gone)
 
     def _surplus(self, resolved: list[Entry]) -> Iterator[Entry]:
@@ -124,6 +158,16 @@ class Futures:
             if entry.size:
                 size -= entry.size
                 yield entry
+
+
+def _read(entry: Entry) -> None:
+    assert entry.stored is not None
+    try:
+        entry.outcome = entry.stored()
+    except ServerError as error:
+        entry.outcome = Failed(error)
+    entry.size, entry.stored = _size(entry.outcome), None
+    entry.arrived.set()
 
 
 def _resolved(entry: Entry) -> float:

@@ -14,15 +14,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
 
 from aiohttp import web
 
-from openrl.actors import Tasks
+from openrl.actors import Tasks, first_of
 from openrl.api.app import Services, build_app, build_runner
 from openrl.api.auth import authenticator_of
 from openrl.api.feeds import Feeds
@@ -36,7 +35,7 @@ from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import Futures
 from openrl.housekeeping import housekeeping, watch_over
-from openrl.journal import NullJournal
+from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
 from openrl.signing import Signer
@@ -72,24 +71,54 @@ async def node(
     with claim(config.data):
         catalogue = Catalogue(config.data / "catalogue.sqlite")
         try:
-            async with _running(
-                config, catalogue, engine or _engine(config), on_progress
-            ) as running:
+            async with (
+                _journal(config) as (journal, recovered),
+                _running(
+                    config,
+                    catalogue,
+                    journal,
+                    recovered,
+                    engine or _engine(config),
+                    on_progress,
+                ) as running,
+            ):
                 yield running
         finally:
             catalogue.close()
 
 
 @asynccontextmanager
+async def _journal(config: Config) -> AsyncIterator[tuple[Journal, Recovered]]:
+    if not config.journal.enabled:
+        yield NullJournal(), NOTHING
+        return
+    journal, recovered = await DiskJournal.open(
+        config.data / "journal",
+        segment_bytes=config.journal.segment_bytes,
+        max_bytes=config.journal.max_bytes,
+    )
+    if recovered.damage is not None:
+        log.error("the journal has lost something: %s", recovered.damage)
+    try:
+        yield journal, recovered
+    finally:
+        await journal.aclose()
+
+
+@asynccontextmanager
 async def _running(
     config: Config,
     catalogue: Catalogue,
+    journal: Journal,
+    recovered: Recovered,
     engine: Engine,
     on_progress: Callable[[LoadProgress], None],
 ) -> AsyncIterator[Node]:
     store = CheckpointStore(config.data / "checkpoints")
-    futures = Futures(time.monotonic, config.retention_seconds)
-    journal = NullJournal()
+    rows = catalogue.all_checkpoints(limit=-1).items
+    known = {store.directory(row.path, row.created_at) for row in rows}
+    await asyncio.to_thread(store.sweep, known)
+    futures = Futures(time.monotonic, config.retention_seconds, on_forgotten=journal.forgotten)
     actor = EngineActor(
         engine,
         config.scheduler,
@@ -100,6 +129,8 @@ async def _running(
         clock=time.monotonic,
         now=time.time,
         on_progress=on_progress,
+        snapshots=config.data.absolute() if config.journal.enabled else None,
+        securing=config.journal,
     )
     admission = Admission(
         actor, catalogue, futures, journal, config.scheduler, config.limits, now=time.time
@@ -126,7 +157,8 @@ async def _running(
     warn_of_keyless(config, catalogue.owners())
     tasks = Tasks(lambda name, error: None)
     try:
-        await actor.start()
+        await actor.start(recovered)
+        admission.end_finished_sessions()
         tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
         tasks.spawn(
             watch_over(actor.backlog, admission, services, config.silence_seconds), "clients"
@@ -143,6 +175,12 @@ async def _running(
     finally:
         await tasks.close()
         await actor.close()
+
+
+def _what_becomes_of_them(config: Config) -> str:
+    if config.journal.enabled:
+        return "were not finished in time, and go on with the next start"
+    return "were not finished in time and have failed"
 
 
 def _engine(config: Config) -> Engine:
@@ -186,10 +224,10 @@ async def serve(config: Config) -> None:
         view.serving(running.bases, running.address)
         keep_collections_short()
         try:
-            await _first(running.actor.loaded(), stop.wait())
+            await first_of(running.actor.loaded(), stop.wait())
             if not stop.is_set():
                 view.ready(running.address)
-                await _first(running.actor.lost(), stop.wait())
+                await first_of(running.actor.lost(), stop.wait())
         finally:
             view.close()
         log.info("draining: new work is refused, accepted work is finished")
@@ -202,18 +240,6 @@ def keep_collections_short() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 500)
-
-
-async def _first(*waits: Coroutine[Any, Any, object]) -> None:
-    """Returns when one of them has; the others are cancelled. Raises what that one raised."""
-    tasks = [asyncio.get_running_loop().create_task(wait) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _listen_for_signals(stop: asyncio.Event) -> None:

@@ -250,7 +250,8 @@ class SamplerTarget:
 class Work:
     """One accepted request. `lane` orders it: a model id, or a sampling session id (unordered).
 
-    `target` is set for `Sample` and None otherwise.
+    `target` is set for `Sample` and None otherwise. `deadline_seconds` after its acceptance
+    nobody wants the result any more.
     """
 
     request_id: RequestId
@@ -260,6 +261,7 @@ class Work:
     seq_id: int
     operation: Operation
     target: SamplerTarget | None = None
+    deadline_seconds: float | None = None
 
 
 # --- results --------------------------------------------------------------------------------

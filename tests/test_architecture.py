@@ -31,8 +31,17 @@ SHELL = (
     "models",
     "runner",
     "quotas",
+    "inbox",
+    "parts",
+    "publishing",
+    "recovery",
+    "replay",
+    "revival",
+    "securing",
+    "snapshots",
+    "versions",
 )
-PURE_SHELL = ("allowance", "curves", "dispatch", "outcomes", "pending", "pins")
+PURE_SHELL = ("allowance", "curves", "dispatch", "outcomes", "pending", "pins", "rhythm")
 
 # Every module is a room here or lies in a folder that is one. A new one is placed on purpose.
 FLOORS: Mapping[int, tuple[str, ...]] = {

@@ -12,6 +12,7 @@ from openrl.types import (
     LoraConfig,
     ModelId,
     OwnerId,
+    RequestId,
     SamplerTarget,
     SamplingSessionId,
     SessionId,
@@ -56,7 +57,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A `public` one may be read, not changed, by every owner."""
+    """A `public` one may be read, not changed, by every owner. `request_id` is of the save that
+    made it, so that its repeat after a crash finds it; None for a copy."""
 
     path: TinkerPath
     model_id: ModelId
@@ -71,6 +73,7 @@ class Checkpoint:
     expires_at: float | None = None
     user_metadata: Mapping[str, str] | None = None
     public: bool = False
+    request_id: RequestId | None = None
 
     @property
     def version(self) -> VersionId:

@@ -2,7 +2,8 @@
 
 All engine work happens on the engine's own thread, so the event loop never blocks. The actor
 keeps the payloads (`backlog`) which the core does not see. When the engine dies or cannot load,
-or the core itself breaks, every request fails with the cause and new ones are refused.
+or the core itself breaks, nothing runs any more and new requests are refused. What is journalled
+waits for the next process then; everything else fails with the cause.
 """
 
 from __future__ import annotations
@@ -13,26 +14,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import NoReturn
 
-from openrl.actors import EngineThread, Tasks
+from openrl.actors import first_of
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
-from openrl.config import SchedulerConfig
+from openrl.config import JournalConfig, SchedulerConfig
 from openrl.engines.base import Engine, LoadProgress
 from openrl.errors import Cancelled as CancelledError
 from openrl.errors import EngineDied, OpenRLError, ServerError, Unavailable
 from openrl.futures import Futures
-from openrl.journal import Journal
-from openrl.scheduler.allowance import Allowances
-from openrl.scheduler.backlog import Backlog
+from openrl.journal import NOTHING, Journal, Recovered
 from openrl.scheduler.closing import ended_by
-from openrl.scheduler.completion import Completion
-from openrl.scheduler.controls import Controls
 from openrl.scheduler.core.events import (
     Cancelled,
     Decision,
-    EngineLost,
     EngineReady,
     Event,
     LaneClosed,
@@ -48,26 +45,19 @@ from openrl.scheduler.core.events import (
     Tick,
     WakeAt,
 )
-from openrl.scheduler.core.state import State
-from openrl.scheduler.enquiries import Enquiries
-from openrl.scheduler.loading import Loading
-from openrl.scheduler.metering import Meter
-from openrl.scheduler.models import Models
+from openrl.scheduler.inbox import Inbox
 from openrl.scheduler.outcomes import outcome_of
+from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import Pending, unused_tokens
-from openrl.scheduler.pins import Pins
-from openrl.scheduler.runner import Runner
-from openrl.types import (
-    Failed,
-    ModelId,
-    Outcome,
-    RequestId,
-    Sample,
-    SessionId,
-    Work,
-)
+from openrl.scheduler.replay import Replay
+from openrl.scheduler.revival import revive
+from openrl.types import Failed, ModelId, Outcome, RequestId, Sample, SessionId, Work
 
 EVENTS_AT_ONCE = 32
+_LAST_SECONDS = 3.0
+"""For a pass that runs, and for a disk that takes nothing, while the server ends."""
+
+AS_USUAL = JournalConfig()
 
 log = logging.getLogger("openrl")
 
@@ -84,36 +74,34 @@ class EngineActor:
         clock: Callable[[], float],
         now: Callable[[], float],
         on_progress: Callable[[LoadProgress], None] = lambda _: None,
+        snapshots: Path | None = None,
+        securing: JournalConfig = AS_USUAL,
     ) -> None:
         """`clock` is monotonic, `now` gives Unix seconds; `on_progress` is called on the engine's
-        thread while weights load."""
-        self.models = Models(Pins(config.pinned_versions, config.pinned_bytes))
-        self.backlog = Backlog(clock)
-        self._engine = engine
-        self._thread = EngineThread()
-        self._tasks = Tasks(self._task_died)
-        self.meter = Meter(catalogue.usage, self.models, now)
-        self._completion = Completion(futures, journal, self._tasks, self.meter)
-        self._state = State(config)
-        self._loading = Loading(on_progress)
-        self._allowances = Allowances(config.tokens_per_minute)
-        self.enquiries = Enquiries(
-            self._state, self._allowances, self._loading, self.models, self.backlog, clock
-        )
+        thread while weights load. `snapshots` are written below that directory, as often as
+        `securing` says; None writes none."""
+        given = (engine, config, catalogue, store, futures, journal, clock, now, on_progress)
+        parts = self._parts = Parts(*given, snapshots, securing, self._task_died)
+        self.models, self.backlog = parts.models, parts.backlog
+        self.meter, self.enquiries = parts.meter, parts.enquiries
+        self._engine, self._thread, self._tasks = engine, parts.thread, parts.tasks
+        self._state, self._allowances = parts.state, parts.allowances
+        self._loading, self._runner = parts.loading, parts.runner
         self._clock = clock
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._wake_at: float | None = None
-        controls = Controls(self.models, catalogue, store, now)
-        self._runner = Runner(engine, self._thread, self.models, self.backlog, controls, clock)
+        self._inbox = Inbox(clock)
+        self._pass: asyncio.Task[None] | None = None
+        self._ending = False
 
     # --- life ---
 
-    async def start(self) -> None:
-        """Returns when the base models are known; their weights load behind the open door.
-        Raises what the engine's `describe` raises: a `UserError` for files that are not there."""
+    async def start(self, recovered: Recovered = NOTHING) -> None:
+        """Returns when the base models are known, and what an earlier process has left is queued
+        again. Weights load behind the open door, and then models become what they were. Raises
+        what the engine's `describe` raises: a `UserError` for files that are not there."""
         self.models.serve(await self._thread.run(self._engine.describe))
+        replay = revive(self._parts, recovered, self.post, self.submit)
         self._tasks.spawn(self._loop(), "scheduler")
-        self._tasks.spawn(self._load(), "load")
+        self._tasks.spawn(self._load(replay), "load")
 
     async def loaded(self) -> None:
         """Returns when the base models are there. Raises what kept them from being."""
@@ -128,15 +116,34 @@ class EngineActor:
         raise self.failure
 
     async def drain(self, seconds: float) -> int:
-        """Waits for what is accepted; then refuses what is left, and returns how much it was."""
+        """Waits for what is accepted, then for the pass that runs, and writes snapshots. Returns
+        how much is left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.backlog.empty()
+                await first_of(self.backlog.empty(), self._loading.broken.wait())
+        self._ending = True
+        if self._parts.keeps:
+            with suppress(TimeoutError, EngineDied):
+                async with asyncio.timeout(_LAST_SECONDS):
+                    await self._stand_still()
+                await self._take_snapshots()
         left = len(self.backlog)
-        if left:
-            self._lose(Unavailable("the server has shut down", retry_after=5.0))
-        await self._completion.idle()
+        self._stop(Unavailable("the server has shut down", retry_after=5.0))
+        with suppress(TimeoutError):  # of a disk that takes nothing
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self._parts.completion.idle()
         return left
+
+    async def _stand_still(self) -> None:
+        """What the engine is at counts still."""
+        if self._pass is not None:
+            await asyncio.wait([self._pass])
+        await first_of(self._inbox.empty(), self._loading.broken.wait())
+
+    async def _take_snapshots(self) -> None:
+        if self.ready:
+            await self._runner.securing.all_in_debt()
+            self._parts.snapshots.record(self.backlog)
 
     async def close(self) -> None:
         """Ends the tasks and, after the pass that is running, the engine."""
@@ -147,11 +154,11 @@ class EngineActor:
     # --- for admission ---
 
     def post(self, event: Event) -> None:
-        self._inbox.put_nowait(event)
+        self._inbox.post(event)
 
     def submit(self, pending: Pending) -> None:
         self.backlog.add(pending)
-        item = pending.item()
+        item = pending.item(self._clock())
         if self._allowances.admit(item, self._clock()):
             self.post(Submitted(item))
         else:
@@ -185,7 +192,7 @@ class EngineActor:
 
     def settle(self, work: Work, outcome: Outcome) -> None:
         """Answers a request that never got into the backlog."""
-        self._completion.settle(work, outcome)
+        self._parts.completion.settle(work, outcome)
 
     # --- what people ask ---
 
@@ -204,7 +211,10 @@ class EngineActor:
         """What waits in the inbox is taken without a pause: hence one after some events, so that
         thousands of submits keep no heartbeat waiting."""
         for number in count(1):
-            self._handle(await self._next_event())
+            event = await self._inbox.next(self._allowances.wake_at())
+            self._handle(event or Tick())
+            if event is not None:
+                self._inbox.handled()
             if number % EVENTS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -216,24 +226,11 @@ class EngineActor:
                 for decision in self._state.handle(each, now):
                     self._obey(decision)
 
-    async def _next_event(self) -> Event:
-        if not self._inbox.empty():
-            return self._inbox.get_nowait()
-        try:
-            async with asyncio.timeout(self._seconds_to_wake()):
-                return await self._inbox.get()
-        except TimeoutError:
-            self._wake_at = None
-            return Tick()
-
-    def _seconds_to_wake(self) -> float | None:
-        times = [t for t in (self._wake_at, self._allowances.wake_at()) if t is not None]
-        return max(0.0, min(times) - self._clock()) if times else None
-
     def _obey(self, decision: Decision) -> None:
         match decision:
             case StartTrain() | StartOptim() | StartControl() | StartDecode():
-                self._tasks.spawn(self._run(decision), "pass")
+                if not self._ending:
+                    self._pass = self._tasks.spawn(self._run(decision), "pass")
             case Resolve(request_id):
                 if pending := self.backlog.find(request_id):
                     self._answer(pending, outcome_of(pending))
@@ -241,7 +238,7 @@ class EngineActor:
                 if pending := self.backlog.find(request_id):
                     self._answer(pending, Failed(error))
             case WakeAt(when):
-                self._wake_at = when
+                self._inbox.wake_at = when
 
     async def _run(self, start: Start) -> None:
         if self.failure is not None:
@@ -250,7 +247,7 @@ class EngineActor:
             finished = await self._runner.run(start)
         except EngineDied as error:
             log.error("the engine is gone, and nothing runs until a restart: %s", error.message)
-            self._lose(error)
+            self._stop(error)
             return
         if isinstance(start, StartControl) and (pending := self.backlog.find(start.request)):
             # Before `Finished`, lest the next operation of a model that failed begins.
@@ -261,7 +258,7 @@ class EngineActor:
         self.backlog.remove(pending.work.request_id)
         self._allowances.refund(pending.work.owner, unused_tokens(pending, outcome))
         self._close_model_after(pending.work, outcome)
-        self._completion.settle(pending.work, outcome)
+        self._parts.completion.settle(pending.work, outcome)
 
     def _close_model_after(self, work: Work, outcome: Outcome) -> None:
         if isinstance(work.operation, Sample) or self.models.closed(work.lane):
@@ -272,29 +269,31 @@ class EngineActor:
 
     # --- the engine ---
 
-    async def _load(self) -> None:
+    async def _load(self, replay: Replay) -> None:
         try:
             load = partial(self._engine.load, self._loading.progressed)
             capacity = await self._thread.run(load)
+            await replay.run()
         except Exception as error:  # whatever it is, everyone who waits is told
             ours = isinstance(error, OpenRLError)
             cause = str(error) if ours else f"{type(error).__name__}: {error}"
             log.error("the engine could not load: %s", cause, exc_info=None if ours else error)
-            self._lose(ServerError(f"the base models could not be loaded: {cause}"))
+            self._stop(ServerError(f"the base models could not be loaded: {cause}"))
             return
         self._loading.succeed()
         self.post(EngineReady(capacity))
-
-    def _lose(self, error: OpenRLError) -> None:
-        """The core refuses what has started; what waits would wait for ever."""
-        self._handle(EngineLost(error))
-        self._stop(error)
 
     def _task_died(self, name: str, error: BaseException) -> None:
         """A defect of ours. The core may be broken too, so nobody asks it."""
         self._stop(ServerError(f"{name} stopped: {type(error).__name__}: {error}"))
 
     def _stop(self, error: OpenRLError) -> None:
+        """Nothing runs any more. What is journalled goes on with the next process, and so do
+        samples, which their clients send again when they are told to."""
         self._loading.fail(error)
         for pending in self.backlog:
-            self._answer(pending, Failed(error))
+            if not self._parts.keeps:
+                self._answer(pending, Failed(error))
+            elif isinstance(pending.work.operation, Sample):
+                self._answer(pending, Failed(Unavailable(error.message, retry_after=5.0)))
+        self._parts.futures.release()

@@ -19,20 +19,18 @@ from openrl.engines.base import BaseModelInfo
 from openrl.engines.validation import check_sample, check_training, max_new_tokens
 from openrl.errors import Gone, NotFound, OpenRLError, Unavailable, UserError
 from openrl.futures import Futures
-from openrl.journal import Flushed, Journal
+from openrl.journal import Flushed, Journal, NullJournal
 from openrl.scheduler.actor import EngineActor
-from openrl.scheduler.closing import not_created, past_life
+from openrl.scheduler.closing import farewell, not_created, past_life
 from openrl.scheduler.core.events import LaneOpened, SeqConsumed
-from openrl.scheduler.core.packing import cut_atoms
 from openrl.scheduler.enquiries import QueueState
 from openrl.scheduler.models import Model
-from openrl.scheduler.pending import Pending, payload_bytes
+from openrl.scheduler.pending import Pending, payload_bytes, training_pending
 from openrl.scheduler.quotas import Quotas
 from openrl.types import (
     CreateModel,
     CreateModelFromCheckpoint,
     Failed,
-    ForwardBackward,
     LoraConfig,
     ModelId,
     OwnerId,
@@ -40,14 +38,13 @@ from openrl.types import (
     Sample,
     SamplerTarget,
     SessionId,
-    UnloadModel,
     Work,
 )
 
 Creation: TypeAlias = CreateModel | CreateModelFromCheckpoint
 
-_AFTER_ALL = 2**63
-"""A seq_id above all that a client can send."""
+_AT_ONCE = Flushed(NullJournal())
+"""For samples: after a restart their clients send them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,11 @@ class Admission:
             self._submit_sample(work, work.operation)
         else:
             self._check_open()
+            if self._journal.trouble is not None:
+                raise Unavailable(f"training work is not taken: {self._journal.trouble}", 5.0)
             self._submit_training(work)
-        return Accepted(work.request_id, Flushed(self._journal))
+        sampled = isinstance(work.operation, Sample)
+        return Accepted(work.request_id, _AT_ONCE if sampled else Flushed(self._journal))
 
     def cancel(self, request_id: RequestId, owner: OwnerId) -> None:
         """Does nothing to what has been answered. Raises `NotFound` as `futures.find` does."""
@@ -137,16 +137,23 @@ class Admission:
         adapters, and the versions of its ephemeral samplers. Checkpoints stay."""
         self._actor.when_done(session_id, partial(self._let_go, session_id))
 
+    def end_finished_sessions(self) -> None:
+        """Their clients finished them, and an earlier process did not get to it."""
+        for session_id in {model.session_id for model in self._actor.models.all_alive()}:
+            model = self._actor.models.of(session_id)[0]
+            if self._catalogue.session(session_id, model.owner).finished is not None:
+                self.end_session(session_id)
+
     async def drain(self, seconds: float) -> int:
-        """Refuses new work, waits for the old, fails the rest; returns how much that was."""
+        """Refuses new work and waits for the old. What is left then goes on with the next process
+        when there is a journal, and fails when there is none; returns how much that is."""
         self._draining = True
         return await self._actor.drain(seconds)
 
     # --- samples ---
 
     def _submit_sample(self, work: Work, sample: Sample) -> None:
-        if work.target is None:
-            raise AssertionError("a sample has a target")
+        assert work.target is not None, "a sample has a target"
         info = self._actor.models.base(work.target.base_model)
         check_sample(sample, info, self._limits)
         self._check_there(work.target)
@@ -183,6 +190,8 @@ class Admission:
             self._submit_creation(work, work.operation)
             return
         model = self._actor.models.find(work.lane)
+        if (away := self._actor.models.away.get(work.lane)) is not None:
+            raise Unavailable(away, retry_after=30.0)
         if model is None:
             self._refuse(
                 work, past_life(self._catalogue.run(work.lane, work.owner), self._catalogue)
@@ -201,7 +210,7 @@ class Admission:
             self._refuse(work, problem)
             self._actor.post(SeqConsumed(work.lane, work.seq_id))
         else:
-            self._accept(self._pending(work, info))
+            self._accept(training_pending(work, info.weights, model.atom_tokens))
 
     def _problem(self, work: Work, info: BaseModelInfo) -> UserError | None:
         assert not isinstance(work.operation, Sample)
@@ -210,14 +219,6 @@ class Admission:
         except UserError as error:
             return error
         return None
-
-    def _pending(self, work: Work, info: BaseModelInfo) -> Pending:
-        operation = work.operation
-        atoms: tuple[tuple[int, int], ...] = ()
-        if isinstance(operation, ForwardBackward):
-            lengths = [len(datum.tokens) for datum in operation.data]
-            atoms = cut_atoms(lengths, self._config.atom_tokens)
-        return Pending(work, info.weights, atoms, payload_bytes=payload_bytes(operation))
 
     # --- models ---
 
@@ -233,7 +234,12 @@ class Admission:
         creation = replace(creation, lora=self._with_seed(creation.lora))
         work = replace(work, operation=creation)
         model = Model(
-            ModelId(work.lane), work.session_id, work.owner, creation.base_model, creation.lora
+            ModelId(work.lane),
+            work.session_id,
+            work.owner,
+            creation.base_model,
+            creation.lora,
+            self._config.atom_tokens,
         )
         self._actor.models.add(model)
         try:
@@ -245,7 +251,7 @@ class Admission:
             self._refuse(work, error)
             return
         self._actor.post(LaneOpened(work.lane, work.seq_id))
-        self._accept(self._pending(work, info))
+        self._accept(training_pending(work, info.weights, model.atom_tokens))
 
     def _with_seed(self, lora: LoraConfig) -> LoraConfig:
         return lora if lora.seed is not None else replace(lora, seed=self._draw_seed())
@@ -253,13 +259,11 @@ class Admission:
     def _let_go(self, session_id: SessionId) -> None:
         for model in self._actor.models.of(session_id):
             self._actor.unpin_all(model.model_id)
-            request_id = RequestId(f"{model.model_id}:end")
+            work = farewell(model)
             alive = model.closed is None and self._actor.failure is None
-            if alive and not self._futures.known(request_id):
-                work = Work(
-                    request_id, model.owner, session_id, model.model_id, _AFTER_ALL, UnloadModel()
-                )
-                self._accept(self._pending(work, self._actor.models.base(model.base_model)))
+            if alive and not self._futures.known(work.request_id):
+                weights = self._actor.models.base(model.base_model).weights
+                self._accept(training_pending(work, weights, model.atom_tokens))
 
     # --- both ---
 
@@ -280,7 +284,9 @@ class Admission:
     def _open(self, work: Work) -> None:
         kind = type(work.operation).__name__
         self._futures.open(work.request_id, work.owner, kind, work.lane)
-        self._journal.accepted(work)
+        if not isinstance(work.operation, Sample):
+            creates = isinstance(work.operation, CreateModel | CreateModelFromCheckpoint)
+            self._journal.accepted(work, self._config.atom_tokens if creates else None)
 
     def _seeded(self, sample: Sample) -> Sample:
         if sample.params.seed is not None:

@@ -1,15 +1,22 @@
-"""The end of a request: its outcome into the journal, flushed, then into its future."""
+"""The end of a request: its outcome into the journal, flushed, then into its future.
+
+Samples are not journalled, and their answers wait for no disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from openrl.actors import Tasks
 from openrl.futures import Futures
 from openrl.journal import Journal
+from openrl.scheduler.closing import ended_by
 from openrl.scheduler.metering import Meter
-from openrl.types import Outcome, RequestId, Work
+from openrl.scheduler.snapshots import Snapshots
+from openrl.types import ModelId, Outcome, RequestId, Sample, Work
 
 AT_ONCE = 8
 """A decode slice may end hundreds of requests, and each wakes a poll that encodes and writes:
@@ -17,39 +24,64 @@ after this many the event loop looks at everything else, so that a heartbeat nev
 
 
 class Completion:
-    def __init__(self, futures: Futures, journal: Journal, tasks: Tasks, meter: Meter) -> None:
+    def __init__(
+        self, futures: Futures, journal: Journal, tasks: Tasks, meter: Meter, snapshots: Snapshots
+    ) -> None:
         self._futures = futures
         self._journal = journal
         self._tasks = tasks
         self._meter = meter
-        self._settled: deque[tuple[RequestId, Outcome]] = deque()
-        self._resolving: asyncio.Task[None] | None = None
+        self._snapshots = snapshots
+        self._written: deque[tuple[RequestId, Outcome]] = deque()  # not durable yet
+        self._durable: deque[tuple[RequestId, Outcome]] = deque()  # not handed out yet
+        self._running: dict[str, asyncio.Task[None]] = {}
 
     def settle(self, work: Work, outcome: Outcome) -> None:
         """Once for each accepted request. The future resolves when the outcome is durable."""
-        self._journal.committed(work, outcome)
         self._meter.count(work, outcome)
-        self._settled.append((work.request_id, outcome))
-        if self._resolving is None:
-            self._resolving = self._tasks.spawn(self._resolve(), "settle")
+        if isinstance(work.operation, Sample):
+            self._durable.append((work.request_id, outcome))
+            self._see_to("hand out", self._hand_out)
+        else:
+            self._record(work, outcome)
+            self._written.append((work.request_id, outcome))
+            self._see_to("settle", self._flush)
+
+    def _record(self, work: Work, outcome: Outcome) -> None:
+        self._journal.committed(work, outcome)
+        if ended_by(work, outcome) is not None:
+            model_id = ModelId(work.lane)
+            self._journal.ended(model_id)
+            self._snapshots.forget(model_id)
 
     async def idle(self) -> None:
         """Returns when everything settled so far has been resolved."""
-        while self._resolving is not None:
-            await asyncio.wait([self._resolving])
+        while self._running:
+            await asyncio.wait(self._running.values())
 
-    async def _resolve(self) -> None:
+    def _see_to(self, name: str, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        if name not in self._running:
+            self._running[name] = self._tasks.spawn(job(), name)
+
+    async def _flush(self) -> None:
         """Ends when nothing is left; what is settled meanwhile has a flush of its own."""
         try:
-            while self._settled:
-                durable = len(self._settled)
+            while self._written:
+                count = len(self._written)
                 await self._journal.flushed()
-                await self._hand_out(durable)
+                for _ in range(count):
+                    self._durable.append(self._written.popleft())
+                self._see_to("hand out", self._hand_out)
         finally:
-            self._resolving = None
+            del self._running["settle"]
 
-    async def _hand_out(self, count: int) -> None:
-        for number in range(1, count + 1):
-            self._futures.resolve(*self._settled.popleft())
-            if number % AT_ONCE == 0:
-                await asyncio.sleep(0)
+    async def _hand_out(self) -> None:
+        handed_out = 0
+        try:
+            while self._durable:
+                self._futures.resolve(*self._durable.popleft())
+                handed_out += 1
+                if handed_out % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        finally:
+            del self._running["hand out"]

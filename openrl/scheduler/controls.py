@@ -6,17 +6,14 @@ changed. A save is staged, written by the engine, made durable, and only then ha
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeAlias
 
 from openrl.catalogue import Catalogue, Checkpoint, Run, Sampler
 from openrl.checkpoints import CheckpointStore, Staged
-from openrl.encryption import encrypt_files
 from openrl.engines.base import (
     Control,
     CreateAdapter,
@@ -26,13 +23,11 @@ from openrl.engines.base import (
     SaveAdapter,
 )
 from openrl.errors import ServerError, UserError
-from openrl.paths import ParsedPath, parse_tinker_path
 from openrl.scheduler.models import Model, Models
+from openrl.scheduler.publishing import Publisher, Save, path_of, saved
 from openrl.types import (
-    CheckpointKind,
     CreateModel,
     CreateModelFromCheckpoint,
-    ExternalWeightsSaved,
     Failed,
     LoadWeights,
     LoraConfig,
@@ -50,13 +45,10 @@ from openrl.types import (
     UnloadModel,
     VersionId,
     WeightsLoaded,
-    WeightsSaved,
     Work,
 )
 
 log = logging.getLogger("openrl")
-
-Save: TypeAlias = SaveWeights | SaveWeightsForSampler | SaveWeightsExternal
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +59,13 @@ class Order:
     model: Model
     control: Control
     staged: Staged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An earlier process has done it, and died before it could say so."""
+
+    result: Result
 
 
 class Controls:
@@ -82,16 +81,17 @@ class Controls:
         self._catalogue = catalogue
         self._store = store
         self._now = now
+        self._publisher = Publisher(catalogue, store, now)
 
     # --- before the engine ---
 
-    def prepare(self, work: Work) -> Order:
+    def prepare(self, work: Work) -> Order | Found:
         try:
             return self._prepared(work)
         except sqlite3.Error as error:
             raise ServerError(f"the catalogue cannot be read: {error}") from error
 
-    def _prepared(self, work: Work) -> Order:
+    def _prepared(self, work: Work) -> Order | Found:
         model = self._models.find(work.lane)
         assert model is not None, "admission registers a model before its first operation"
         name = model.model_id
@@ -107,7 +107,7 @@ class Controls:
             case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
                 return self._prepare_save(work, model, save)
             case SaveWeightsForSampler(sampling_session_id=session):
-                self._check_free(session)
+                self._check_free(session, VersionId(work.request_id))
                 return Order(work, model, PinVersion(name, VersionId(work.request_id)))
             case UnloadModel():
                 return Order(work, model, DropAdapter(name))
@@ -140,10 +140,13 @@ class Controls:
         there, here = _fixed(checkpoint.lora), _fixed(model.lora)
         return found + [_difference(k, there[k], here[k]) for k in there if there[k] != here[k]]
 
-    def _prepare_save(self, work: Work, model: Model, save: Save) -> Order:
-        path = _path_of(model, save)
+    def _prepare_save(self, work: Work, model: Model, save: Save) -> Order | Found:
+        path = path_of(model, save)
+        standing = self._catalogue.find_checkpoint(path)
+        if standing is not None and standing.request_id == work.request_id:
+            return Found(saved(save, standing))
         overwrite = isinstance(save, SaveWeights) and save.overwrite
-        if not overwrite and self._catalogue.find_checkpoint(path) is not None:
+        if not overwrite and standing is not None:
             raise UserError(f"checkpoint {path!r} exists already: choose another name")
         try:
             staged = self._store.stage()
@@ -153,15 +156,18 @@ class Controls:
         control = SaveAdapter(model.model_id, staged.directory, with_optimizer=optimizer)
         return Order(work, model, control, staged)
 
-    def _check_free(self, session: SamplingSessionId | None) -> None:
-        if session is None or self._catalogue.find_sampler(session) is not None:
+    def _check_free(self, session: SamplingSessionId | None, version: VersionId) -> None:
+        """An earlier process may have made the very sampler."""
+        standing = None if session is None else self._catalogue.find_sampler(session)
+        if session is None or (standing is not None and standing.target.version != version):
             raise UserError(f"sampling session {session!r} exists already")
 
     def locate(self, target: SamplerTarget) -> Path | None:
         """Where a sampler's version can be read from, if anywhere. Without it the engine uses
         what it has in memory, and says so when it has nothing."""
         if target.path is None:
-            return None
+            pins, version = self._models.pins, target.version
+            return pins.get(version).directory if version and version in pins else None
         try:
             checkpoint = self._catalogue.find_checkpoint(target.path)
         except sqlite3.Error as error:
@@ -197,14 +203,12 @@ class Controls:
                 return WeightsLoaded(path, model.model_id)
             case LoadWeights(path=path):
                 return WeightsLoaded(path, model.model_id)
-            case SaveWeights() as save:
-                return WeightsSaved(await self._publish(order, save))
-            case SaveWeightsForSampler(name=str()) as save:
-                return SamplerWeightsSaved(path=await self._publish(order, save))
-            case SaveWeightsExternal() as save:
-                path = await self._publish(order, save)
-                row = self._catalogue.checkpoint(path, model.owner)
-                return ExternalWeightsSaved(path, row.size_bytes)
+            case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
+                assert order.staged is not None
+                request_id = order.work.request_id
+                return saved(
+                    save, await self._publisher.publish(request_id, model, save, order.staged)
+                )
             case SaveWeightsForSampler(sampling_session_id=str(session), inflight=inflight):
                 self._add_sampler(order, SamplingSessionId(session), inflight)
                 return SamplerWeightsSaved(sampling_session_id=SamplingSessionId(session))
@@ -213,6 +217,8 @@ class Controls:
 
     def _add_run(self, order: Order, metadata: Mapping[str, str] | None) -> None:
         model, now = order.model, self._now()
+        if self._catalogue.find_run(model.model_id) is not None:
+            return  # it is a creation that an earlier process did not get to answer
         self._catalogue.add_run(
             Run(
                 model_id=model.model_id,
@@ -226,24 +232,6 @@ class Controls:
             )
         )
 
-    async def _publish(self, order: Order, save: Save) -> TinkerPath:
-        path, now, staged = _path_of(order.model, save), self._now(), order.staged
-        assert staged is not None
-        if isinstance(save, SaveWeightsExternal) and save.recipients:
-            await asyncio.to_thread(encrypt_files, staged.directory, save.recipients)
-        size = await asyncio.to_thread(self._store.publish, staged, path, now)
-        replaced = self._catalogue.find_checkpoint(path)
-        try:
-            self._catalogue.add_checkpoint(_row(order.model, save, now, size))
-        except sqlite3.Error:
-            self._store.delete(path, now)
-            raise
-        owner = order.model.owner
-        self._catalogue.audit.add(owner, now, "checkpoint_create", tinker_path=path)
-        if replaced is not None:
-            await asyncio.to_thread(self._store.delete, path, replaced.created_at)
-        return path
-
     def _add_sampler(self, order: Order, session: SamplingSessionId, inflight: bool) -> None:
         model, version = order.model, VersionId(order.work.request_id)
         target = SamplerTarget(model.base_model, version)
@@ -253,38 +241,8 @@ class Controls:
         self._catalogue.add_sampler(row)
         left = self._catalogue.move_followers(model.model_id, target) if inflight else None
         self._models.pins.add(version, model.model_id, owner)
-        if left is not None and left.version is not None:
+        if left is not None and left.version is not None and left != target:
             self._models.pins.supersede(left.version)
-
-
-def _path_of(model: Model, save: Save) -> TinkerPath:
-    assert save.name is not None
-    return ParsedPath(model.model_id, _KINDS[type(save)], save.name).path
-
-
-_KINDS: Mapping[type, CheckpointKind] = {
-    SaveWeights: "weights",
-    SaveWeightsForSampler: "sampler_weights",
-    SaveWeightsExternal: "external_weights",
-}
-
-
-def _row(model: Model, save: Save, now: float, size_bytes: int) -> Checkpoint:
-    parsed = parse_tinker_path(_path_of(model, save))
-    return Checkpoint(
-        path=parsed.path,
-        model_id=model.model_id,
-        owner=model.owner,
-        kind=parsed.kind,
-        name=parsed.name,
-        base_model=model.base_model,
-        lora=model.lora,
-        created_at=now,
-        size_bytes=size_bytes,
-        with_optimizer=isinstance(save, SaveWeights),
-        expires_at=None if save.ttl_seconds is None else now + save.ttl_seconds,
-        user_metadata=save.user_metadata,
-    )
 
 
 def _fixed(lora: LoraConfig) -> dict[str, object]:

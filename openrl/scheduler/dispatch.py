@@ -56,11 +56,11 @@ Locate = Callable[[SamplerTarget], Path | None]
 
 
 def train_pass(start: StartTrain, backlog: Backlog) -> TrainPass:
-    pieces = tuple(_atom(backlog.get(request), index) for request, index in start.atoms)
+    pieces = tuple(atom_piece(backlog.get(request), index) for request, index in start.atoms)
     return TrainPass(start.weights, pieces)
 
 
-def _atom(pending: Pending, index: int) -> AtomPiece:
+def atom_piece(pending: Pending, index: int) -> AtomPiece:
     work = pending.work
     operation = work.operation
     assert isinstance(operation, ForwardBackward)

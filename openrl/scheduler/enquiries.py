@@ -58,20 +58,25 @@ class Enquiries:
         models: Models,
         backlog: Backlog,
         clock: Callable[[], float],
+        trouble: Callable[[], str | None],
     ) -> None:
+        """`trouble` says why nothing can be made durable just now."""
         self._state = state
         self._allowances = allowances
         self._loading = loading
         self._models = models
         self._backlog = backlog
         self._clock = clock
+        self._trouble = trouble
 
     # --- one request ---
 
     def why_waiting(self, request_id: RequestId) -> str:
         pending = self._backlog.find(request_id)
         if pending is None:
-            return "it is being written down"
+            return self._why_unanswered(request_id)
+        if self._loading.failure is not None:
+            return f"{self._loading.failure.message}; it goes on when the server is back"
         if (left := self._rate_limited(request_id)) is not None:
             rate = self._allowances.tokens_per_minute
             return f"waiting for your rate of {rate} tokens per minute: about {left:.0f} s"
@@ -81,12 +86,20 @@ class Enquiries:
                     return f"the base model is loading: {status.stage}, {status.fraction:.0%}"
         return self._state.why_waiting(request_id, self._clock())
 
+    def _why_unanswered(self, request_id: RequestId) -> str:
+        """It has an outcome which is not durable yet, or its model waits for another process."""
+        away = self._models.away.get(request_id.rpartition(":")[0])
+        return away or self._trouble() or "it is being written down"
+
     def queue_state(self, request_id: RequestId) -> QueueState:
         """The SDK shows the reason to people for a paused queue only, so that is what it is when
         something else than the request's own model keeps it."""
         if self._rate_limited(request_id) is not None:
             return "paused_rate_limit"
-        if not self._loading.ready or self._state.kept_waiting(request_id):
+        if request_id.rpartition(":")[0] in self._models.away or self._trouble() is not None:
+            return "paused_capacity"
+        stands = not self._loading.ready or self._loading.failure is not None
+        if stands or self._state.kept_waiting(request_id):
             return "paused_capacity"
         return "active"
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from openrl.engines.base import BaseModelInfo
+from openrl.engines.base import BaseModelInfo, WeightsKey
 from openrl.errors import NotFound, OpenRLError
 from openrl.scheduler.pins import Pins
 from openrl.types import LoraConfig, ModelId, OwnerId, SessionId
@@ -28,10 +28,12 @@ class Model:
 
 
 class Models:
-    """`pins` are the versions held in the engine for ephemeral samplers."""
+    """`pins` are the versions held for ephemeral samplers; `away` says of models that an earlier
+    process has left why this one cannot go on with them."""
 
     def __init__(self, pins: Pins) -> None:
         self.pins = pins
+        self.away: dict[str, str] = {}
         self._bases: dict[str, BaseModelInfo] = {}
         self._models: dict[str, Model] = {}
 
@@ -52,6 +54,10 @@ class Models:
         return self._bases[name]
 
     # --- models ---
+
+    def weights_of(self, model_id: str) -> WeightsKey:
+        """Of a model that is or was alive here."""
+        return self.base(self._models[model_id].base_model).weights
 
     def add(self, model: Model) -> None:
         self._models[model.model_id] = model

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from openrl.engines.base import WeightsKey
 from openrl.scheduler.core.events import Item, Kind, SampleSize
+from openrl.scheduler.core.packing import cut_atoms
 from openrl.types import (
     Failed,
     ForwardBackward,
@@ -24,7 +25,8 @@ from openrl.types import (
 @dataclass(slots=True, eq=False)
 class Pending:
     """`atoms` are the (start, stop) of datums that a forward_backward was cut into, `parts`
-    their outcomes by index; `rows` and `prompt` belong to a sample; `ended` to every other kind."""
+    their outcomes by index; `rows` and `prompt` belong to a sample; `ended` to every other kind.
+    `started`: the engine has been given some of it."""
 
     work: Work
     weights: WeightsKey
@@ -35,9 +37,12 @@ class Pending:
     rows: dict[int, SampledSequence | Failed] = field(default_factory=dict)
     prompt: SampleOutput | None = None
     ended: Result | Failed | None = None
+    started: bool = False
 
-    def item(self) -> Item:
+    def item(self, now: float) -> Item:
+        """`now` on the core's clock: the deadline counts from here."""
         work = self.work
+        seconds = work.deadline_seconds
         return Item(
             request_id=work.request_id,
             owner=work.owner,
@@ -48,6 +53,7 @@ class Pending:
             weights=self.weights,
             atoms=self._atom_tokens(),
             sample=self._sample_size(),
+            deadline=None if seconds is None else now + seconds,
         )
 
     def _atom_tokens(self) -> tuple[int, ...]:
@@ -62,6 +68,14 @@ class Pending:
         if not isinstance(operation, Sample):
             return None
         return SampleSize(len(operation.prompt), operation.num_samples, self.max_new_tokens)
+
+
+def training_pending(work: Work, weights: WeightsKey, atom_tokens: int) -> Pending:
+    operation = work.operation
+    atoms: tuple[tuple[int, int], ...] = ()
+    if isinstance(operation, ForwardBackward):
+        atoms = cut_atoms([len(datum.tokens) for datum in operation.data], atom_tokens)
+    return Pending(work, weights, atoms, payload_bytes=payload_bytes(operation))
 
 
 def kind_of(operation: Operation) -> Kind:

@@ -1,7 +1,7 @@
 """Runs one pass on the engine's thread and says how it went.
 
 An engine that raises is taken to have failed every request of that pass, and nobody else's.
-Only `EngineDied` gets through.
+Only `EngineDied` gets through. Snapshots follow the pass after which they are due.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from openrl.actors import EngineThread
 from openrl.engines.base import (
-    Capacity,
     Control,
     ControlPass,
     ControlReport,
@@ -27,16 +25,16 @@ from openrl.engines.base import (
     OptimReport,
     Pass,
     PinVersion,
-    Report,
     RowId,
     RowStart,
     TrainReport,
     WeightsKey,
 )
 from openrl.errors import EngineDied, OpenRLError, blamed_on_engine
+from openrl.journal import Journal
 from openrl.scheduler import dispatch
 from openrl.scheduler.backlog import Backlog
-from openrl.scheduler.controls import Controls, Order
+from openrl.scheduler.controls import Controls, Found, Order
 from openrl.scheduler.core.events import (
     Finished,
     PartEnded,
@@ -48,18 +46,11 @@ from openrl.scheduler.core.events import (
 )
 from openrl.scheduler.models import Models
 from openrl.scheduler.pins import Pin
-from openrl.types import Failed, ModelId, OwnerId, Result, VersionId
+from openrl.scheduler.securing import Ran, Securing
+from openrl.scheduler.snapshots import Snapshots
+from openrl.types import Failed, ModelId, OwnerId, RequestId, Result, VersionId
 
 log = logging.getLogger("openrl")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ran:
-    """What came of a pass; `capacity` is None when the engine raised."""
-
-    report: Report
-    seconds: float
-    capacity: Capacity | None
 
 
 class Runner:
@@ -70,6 +61,8 @@ class Runner:
         models: Models,
         backlog: Backlog,
         controls: Controls,
+        journal: Journal,
+        snapshots: Snapshots,
         clock: Callable[[], float],
     ) -> None:
         self._engine = engine
@@ -77,6 +70,9 @@ class Runner:
         self._models = models
         self._backlog = backlog
         self._controls = controls
+        self._journal = journal
+        self._snapshots = snapshots
+        self.securing = Securing(self.execute, snapshots, models)
         self._clock = clock
         self._unpinned: list[tuple[WeightsKey, VersionId]] = []  # still in the engine
         # Rows in the engine's batches, and those that a failed pass may have left there.
@@ -84,6 +80,8 @@ class Runner:
         self._orphans: dict[WeightsKey, set[RowId]] = defaultdict(set)
 
     async def run(self, start: Start) -> Finished:
+        self._snapshots.record(self._backlog)
+        self._note_started(start)
         match start:
             case StartTrain():
                 return await self._train(start)
@@ -94,15 +92,25 @@ class Runner:
             case StartDecode():
                 return await self._decode(start)
 
+    def _note_started(self, start: Start) -> None:
+        for pending in map(self._backlog.find, requests_of(start)):
+            if pending is not None and not pending.started:
+                pending.started = True
+                self._journal.started(pending.work)
+
     async def _train(self, start: StartTrain) -> Finished:
-        ran = await self._execute(dispatch.train_pass(start, self._backlog))
+        work = dispatch.train_pass(start, self._backlog)
+        ran = await self.execute(work)
         assert isinstance(ran.report, TrainReport)
+        await self.securing.snapshot(self._snapshots.trained(work, ran.report, ran.seconds))
         parts = dispatch.train_parts(start, ran.report, self._backlog)
         return Finished(start.pass_id, ran.seconds, ran.capacity, parts=parts)
 
     async def _optim(self, start: StartOptim) -> Finished:
-        ran = await self._execute(dispatch.optim_pass(start, self._backlog))
+        work = dispatch.optim_pass(start, self._backlog)
+        ran = await self.execute(work)
         assert isinstance(ran.report, OptimReport)
+        await self.securing.snapshot(self._snapshots.stepped(work, ran.report, ran.seconds))
         parts = dispatch.optim_parts(start, ran.report, self._backlog)
         return Finished(start.pass_id, ran.seconds, ran.capacity, parts=parts)
 
@@ -112,7 +120,7 @@ class Runner:
         running = self._running[start.weights]
         running |= {*start.resume, *(row for s in work.admit for row in _rows(s))}
         running -= {*start.preempt, *work.drop}
-        ran = await self._execute(work)
+        ran = await self.execute(work)
         assert isinstance(ran.report, DecodeReport)
         rows = dispatch.decode_rows(ran.report, self._backlog)
         running -= {row.row for row in rows if row.ended}
@@ -128,7 +136,10 @@ class Runner:
         except OpenRLError as error:
             pending.ended = Failed(error)
         else:
-            ran = await self._execute(ControlPass(start.weights, start.request, order.control))
+            if isinstance(order, Found):
+                pending.ended = order.result
+                return Finished(start.pass_id, 0.0, None, (PartEnded(start.request, True),))
+            ran = await self.execute(ControlPass(start.weights, start.request, order.control))
             seconds, capacity = ran.seconds, ran.capacity
             pending.ended = await self._concluded(start, order, ran)
             if isinstance(order.control, PinVersion):
@@ -145,7 +156,9 @@ class Runner:
             return Failed(ran.report.error)
         result = await self._controls.conclude(order)
         if isinstance(result, Failed) and (undo := _undo(order.control)):
-            await self._execute(ControlPass(start.weights, start.request, undo))
+            await self.execute(ControlPass(start.weights, start.request, undo))
+        elif not isinstance(result, Failed):
+            await self.securing.after(order.work, ran.seconds)
         return result
 
     # --- versions ---
@@ -154,7 +167,7 @@ class Runner:
         """Nobody will sample from the model's versions any more: they go with the next control
         pass."""
         pins = self._models.pins
-        self._unpinned += [(self._weights(pins.forget(v)), v) for v in pins.of(model_id)]
+        self._unpin((version, pins.forget(version)) for version in pins.of(model_id))
 
     def _weigh(self, control: PinVersion, ran: Ran) -> None:
         assert isinstance(ran.report, ControlReport)
@@ -163,22 +176,22 @@ class Runner:
     def _unpin_surplus(self, owner: OwnerId) -> None:
         pins = self._models.pins
         used = {p.work.target.version for p in self._backlog if p.work.target is not None}
-        surplus = pins.surplus(owner, used)
-        self._unpinned += [(self._weights(pins.remove(v)), v) for v in surplus]
+        self._unpin((version, pins.remove(version)) for version in pins.surplus(owner, used))
 
-    def _weights(self, pin: Pin) -> WeightsKey:
-        model = self._models.find(pin.model_id)
-        assert model is not None, "a version belongs to a model"
-        return self._models.base(model.base_model).weights
+    def _unpin(self, removed: Iterable[tuple[VersionId, Pin]]) -> None:
+        for version, pin in removed:
+            self._unpinned.append((self._models.weights_of(pin.model_id), version))
+            self._snapshots.unpinned(pin)
 
     async def _drop_unpinned(self, start: StartControl) -> None:
         unpinned, self._unpinned = self._unpinned, []
         for weights, version in unpinned:
-            await self._execute(ControlPass(weights, start.request, DropVersion(version)))
+            await self.execute(ControlPass(weights, start.request, DropVersion(version)))
 
     # --- the engine ---
 
-    async def _execute(self, work: Pass) -> Ran:
+    async def execute(self, work: Pass) -> Ran:
+        """Raises `EngineDied` only."""
         began = self._clock()
         try:
             executed = await self._thread.run(partial(self._engine.execute, work))
@@ -194,7 +207,21 @@ class Runner:
             if isinstance(work, DecodePass):
                 self._orphans[work.weights] |= self._running[work.weights]
             return Ran(report, self._clock() - began, None)
+        self._snapshots.written(executed.written)
         return Ran(executed.report, executed.seconds, executed.capacity)
+
+
+def requests_of(start: Start) -> Iterable[RequestId]:
+    """What a pass runs of training work."""
+    match start:
+        case StartTrain(atoms=atoms):
+            return dict.fromkeys(request_id for request_id, _ in atoms)
+        case StartOptim(requests=requests):
+            return requests
+        case StartControl(request=request):
+            return (request,)
+        case StartDecode():
+            return ()
 
 
 def _rows(start: RowStart) -> Iterable[RowId]:

@@ -201,7 +201,8 @@ async def test_a_result_that_cannot_be_sent_fails_and_is_not_polled_forever(tmp_
 
 
 async def test_a_sample_that_a_stopping_server_leaves_is_one_to_send_again(tmp_path: Path) -> None:
-    """410 makes a client repeat a sample; a training operation's failure is final."""
+    """410 makes a client repeat a sample. Training work is journalled: its poll goes on with the
+    next process."""
     gate = Gate(DecodePass)
     engine = FakeEngine([MODEL], before=gate)
     async with serving(tmp_path, engine=engine) as node, aiohttp.ClientSession() as session:
@@ -214,7 +215,8 @@ async def test_a_sample_that_a_stopping_server_leaves_is_one_to_send_again(tmp_p
         other, answer = await http.post("retrieve_future", trained)
         gate.open()
     assert status == 410
-    assert (other, answer["category"]) == (200, "server")
+    assert (other, answer["queue_state"]) == (408, "paused_capacity")
+    assert "goes on when the server is back" in answer["queue_state_reason"]
 
 
 async def test_a_node_without_its_engine_is_not_ready(tmp_path: Path) -> None:
@@ -225,8 +227,9 @@ async def test_a_node_without_its_engine_is_not_ready(tmp_path: Path) -> None:
     async with serving(tmp_path, engine=engine) as node, aiohttp.ClientSession() as session:
         http = Http(node.address, session)
         assert (await http.ask("GET", "readyz"))[0] == 200
-        failed = await http.done("asample", sample(await new_sampler(http), 0))
+        promise = await http.good("asample", sample(await new_sampler(http), 0))
+        polled = await http.post("retrieve_future", promise)
         status, ready = await http.ask("GET", "readyz")
-    assert failed["category"] == "server"
+    assert polled[0] == 410, "it is to be sent again"
     assert (status, ready["status"]) == (503, "failed")
     assert "killed" in ready["models"][MODEL]["error"]

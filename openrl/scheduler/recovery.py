@@ -1,0 +1,284 @@
+"""What an earlier process has left, made into what this one goes on with.
+
+Answers can be fetched again, lanes go on at the operation that is next, requests without an
+answer are queued in the order of their acceptance, and samplers find their versions. What is to
+be done again in the engine is planned here and done by `replay`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from openrl.engines.snapshots import whole
+from openrl.errors import OpenRLError, ServerError, UserError
+from openrl.journal import Executed, Recovered, RecoveredModel
+from openrl.scheduler.closing import damaged, not_created, unloaded
+from openrl.scheduler.core.events import Event, LaneOpened, LanePaused, SeqConsumed
+from openrl.scheduler.models import Model
+from openrl.scheduler.parts import Parts
+from openrl.scheduler.pending import Pending, training_pending
+from openrl.scheduler.versions import Versions
+from openrl.types import (
+    CreateModel,
+    CreateModelFromCheckpoint,
+    Failed,
+    Malformed,
+    RequestId,
+    SamplerWeightsSaved,
+    SessionId,
+    VersionId,
+    Work,
+)
+
+log = logging.getLogger("openrl")
+
+ATTEMPTS = 3
+"""A request that the engine was at when so many processes ended is taken to have ended them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a model becomes what it was: from `snapshot`, or made anew by `creation`; then `todo`
+    is done again, as far as it changed the model or pinned one of `versions`."""
+
+    model: Model
+    creation: Work
+    snapshot: Path | None
+    position: RequestId
+    todo: tuple[Executed, ...]
+    versions: frozenset[VersionId]
+
+
+@dataclass(slots=True)
+class Revived:
+    """`pending` is to be submitted after `events`; `failed` is to be settled; lanes of `suspects`,
+    which a process ended with, are paused, and are to be resumed in this order."""
+
+    events: list[Event] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+    failed: list[tuple[Work, OpenRLError]] = field(default_factory=list)
+    suspects: list[RequestId] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+
+
+class Recovery:
+    def __init__(self, recovered: Recovered, parts: Parts) -> None:
+        self._recovered = recovered
+        self._models = parts.models
+        self._catalogue = parts.catalogue
+        self._futures = parts.futures
+        self._journal = parts.journal
+        self._snapshots = parts.snapshots
+        self._versions = Versions(parts.models, parts.catalogue, parts.snapshots)
+        self._seqs: defaultdict[str, set[int]] = defaultdict(set)  # answered, by lane
+        self._revived = Revived()
+
+    def revive(self) -> Revived:
+        for answer in self._recovered.answers:
+            self._seqs[answer.lane].add(_seq(answer.request_id))
+            stored = partial(self._recovered.outcome, answer.request_id)
+            self._futures.restore(
+                answer.request_id, answer.owner, answer.operation, answer.lane, stored
+            )
+        for one in self._recovered.models:
+            self._revive(one)
+        self._versions.revive()
+        known = [one.model_id for one in self._recovered.models]
+        self._snapshots.delete(self._snapshots.strangers(known))
+        self._look_at_suspects()
+        return self._revived
+
+    # --- one model ---
+
+    def _revive(self, one: RecoveredModel) -> None:
+        creation = one.creation
+        if creation is None or one.damage is not None:
+            self._stop(one, one.damage or "its creation is lost")
+            return
+        operation = creation.operation
+        assert isinstance(operation, CreateModel | CreateModelFromCheckpoint)
+        if operation.base_model not in self._models.bases:
+            self._set_aside(one, operation.base_model)
+            return
+        model = self._model(one, operation)
+        self._models.add(model)
+        if (ended := _ended(one)) is not None:
+            model.closed = ended
+            self._journal.ended(one.model_id)
+            self._fail_pending(one, ended)
+            return
+        try:
+            plan = self._plan(one, model, creation)
+            self._queue(one, model)
+        except ServerError as error:
+            self._models.close(one.model_id, error)
+            self._stop(one, error.message)
+            return
+        if plan is not None:
+            self._revived.plans.append(plan)
+
+    def _model(
+        self, one: RecoveredModel, operation: CreateModel | CreateModelFromCheckpoint
+    ) -> Model:
+        assert one.creation is not None
+        return Model(
+            one.model_id,
+            one.creation.session_id,
+            one.owner,
+            operation.base_model,
+            operation.lora,
+            one.atom_tokens or 0,
+        )
+
+    def _stop(self, one: RecoveredModel, damage: str) -> None:
+        """Nobody else is touched by what this model has lost."""
+        log.error("model %s could not be recovered: %s", one.model_id, damage)
+        error = damaged(one.model_id, damage, self._catalogue)
+        run = self._catalogue.find_run(one.model_id)
+        if run is not None:
+            self._models.add(
+                Model(one.model_id, run.session_id, run.owner, run.base_model, run.lora, 0, error)
+            )
+        self._fail_pending(one, error)
+
+    def _set_aside(self, one: RecoveredModel, base_model: str) -> None:
+        reason = f"its base model {base_model!r} is not served now: it goes on when it is again"
+        log.error("model %s waits: %s", one.model_id, reason)
+        self._models.away[one.model_id] = reason
+        for request_id in one.pending:
+            self._open(request_id, one)
+
+    # --- its lane ---
+
+    def _queue(self, one: RecoveredModel, model: Model) -> None:
+        works = [self._recovered.work(request_id) for request_id in one.pending]
+        first = min([work.seq_id for work in works], default=one.last_seq + 1)
+        first = min(first, one.last_seq + 1)
+        answered = {_seq(each.request_id) for each in one.executed} | self._seqs[one.model_id]
+        self._revived.events.append(LaneOpened(one.model_id, first))
+        for seq in sorted(seq for seq in answered if seq >= first):
+            self._revived.events.append(SeqConsumed(one.model_id, seq))
+        weights = self._models.base(model.base_model).weights
+        for work in works:
+            self._open(work.request_id, one)
+            attempts = self._recovered.attempts.get(work.request_id, 0)
+            if attempts >= ATTEMPTS:
+                self._give_up(work, model)
+            else:
+                self._revived.pending.append(training_pending(work, weights, model.atom_tokens))
+
+    def _give_up(self, work: Work, model: Model) -> None:
+        error = ServerError(f"the server ended {ATTEMPTS} times while it was at this request")
+        self._revived.failed.append((work, error))
+        self._revived.events.append(SeqConsumed(work.lane, work.seq_id))
+        if isinstance(work.operation, CreateModel | CreateModelFromCheckpoint):
+            model.closed = not_created(work.lane, error)
+
+    def _look_at_suspects(self) -> None:
+        """Those first that were there most often."""
+        attempts = self._recovered.attempts
+        waiting = [pending.work for pending in self._revived.pending]
+        suspects = [work for work in waiting if attempts.get(work.request_id, 0) > 0]
+        suspects.sort(key=lambda work: -attempts[work.request_id])
+        self._revived.suspects = [work.request_id for work in suspects]
+        self._revived.events += [LanePaused(lane) for lane in {work.lane for work in suspects}]
+
+    def _fail_pending(self, one: RecoveredModel, error: OpenRLError) -> None:
+        for request_id in one.pending:
+            if not self._futures.known(request_id):
+                self._open(request_id, one)
+            self._revived.pending = [
+                each for each in self._revived.pending if each.work.request_id != request_id
+            ]
+            self._revived.failed.append((self._nameless(request_id, one), error))
+
+    def _nameless(self, request_id: RequestId, one: RecoveredModel) -> Work:
+        """A work that is to be answered whatever it was."""
+        session_id = SessionId(one.model_id.rpartition(":train:")[0])
+        operation = Malformed(UserError("it could not be read again"))
+        seq = _seq(request_id)
+        return Work(request_id, one.owner, session_id, one.model_id, seq, operation)
+
+    def _open(self, request_id: RequestId, one: RecoveredModel) -> None:
+        self._futures.open(request_id, one.owner, "", one.model_id)
+
+    # --- what is to be done again ---
+
+    def _plan(self, one: RecoveredModel, model: Model, creation: Work) -> Plan | None:
+        """None for a model that has not been made yet. Raises `ServerError` when it cannot become
+        what it was."""
+        if one.created is None:
+            return None
+        samplers = self._versions.live_of(model)
+        pinned = {
+            VersionId(each.request_id): index
+            for index, each in enumerate(one.executed)
+            if VersionId(each.request_id) in samplers and self._pins(each)
+        }
+        directory, index = self._start(one, pinned)
+        later = {version for version, at in pinned.items() if at > index}
+        missing = frozenset(v for v in later if not self._versions.durable(v))
+        self._versions.expect(model, missing)
+        position = one.executed[index].request_id if index >= 0 else _before(one, creation)
+        if directory is not None and (one.snapshot is None or directory.name != one.snapshot.name):
+            self._snapshots.counts(one.model_id, position, directory)
+        unused = [path for path in self._snapshots.of(one.model_id) if path != directory]
+        self._snapshots.delete(unused)
+        todo = one.executed[index + 1 :]
+        return Plan(model, creation, directory, position, todo, missing)
+
+    def _pins(self, each: Executed) -> bool:
+        if each.failed or each.operation != "SaveWeightsForSampler":
+            return False
+        outcome = self._recovered.outcome(each.request_id)
+        return isinstance(outcome, SamplerWeightsSaved) and outcome.path is None
+
+    def _start(self, one: RecoveredModel, pinned: dict[VersionId, int]) -> tuple[Path | None, int]:
+        """The newest snapshot that is whole, and the index of the last operation in it: -1 for
+        the one that the journal knows, or none at all."""
+        for index, path in self._candidates(one):
+            before = [version for version, at in pinned.items() if at <= index]
+            if whole(path) and all(map(self._versions.durable, before)):
+                return path, index
+        if one.snapshot is not None:
+            raise ServerError(f"its snapshot {one.snapshot.name} is not whole")
+        return None, -1
+
+    def _candidates(self, one: RecoveredModel) -> Iterator[tuple[int, Path]]:
+        """Newest first. One that was written but not noted in the journal is as good."""
+        places = {each.request_id: i for i, each in enumerate(one.executed)}
+        if one.snapshot is None:
+            places[RequestId(f"{one.model_id}:0")] = -1
+        known = one.snapshot.name if one.snapshot is not None else None
+        found = []
+        for path in self._snapshots.of(one.model_id):
+            position = RequestId(f"{one.model_id}:{path.name.partition('-')[0]}")
+            if path.name == known:
+                found.append((-1, path))
+            elif position in places:
+                found.append((places[position], path))
+        yield from sorted(found, key=lambda each: each[0], reverse=True)
+
+
+def _before(one: RecoveredModel, creation: Work) -> RequestId:
+    return creation.request_id if one.snapshot is None else one.snapshot.position
+
+
+def _ended(one: RecoveredModel) -> OpenRLError | None:
+    """Its last operation ended it, and the process ended before the journal heard of it."""
+    if isinstance(one.created, Failed):
+        return not_created(one.model_id, one.created.error)
+    if any(each.operation == "UnloadModel" and not each.failed for each in one.executed):
+        return unloaded(one.model_id)
+    return None
+
+
+def _seq(request_id: RequestId) -> int:
+    """What ends a session's models has no number: it comes after all."""
+    number = request_id.rpartition(":")[2]
+    return int(number) if number.isdigit() else -1
