@@ -89,6 +89,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "data_directory",
         "demo",
         "model_sources",
+        "planning",
         "settings",
         "telemetry",
         "threads",

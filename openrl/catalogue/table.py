@@ -52,6 +52,8 @@ _WHERE: dict[Filter, str] = {
 _NEWEST = "ORDER BY created_at DESC, id DESC"
 _AFTER = f"""SELECT body FROM nouns WHERE kind = ? AND owner = ?
     AND (created_at < ? OR (created_at = ? AND id < ?)) {_NEWEST}"""  # noqa: S608 - fixed text
+_KEPT = """SELECT count(*), coalesce(sum(json_extract(body, '$.size_bytes')), 0) FROM nouns
+    WHERE kind = 'Checkpoint' AND owner = ?"""
 _STORED = """SELECT count(*), coalesce(sum(json_extract(body, '$.size_bytes')), 0) FROM nouns
     WHERE kind = 'Checkpoint' AND parent IN
     (SELECT id FROM nouns WHERE kind = 'Run' AND parent = ?)"""
@@ -67,7 +69,8 @@ class Table:
         self.sql = sqlite3.connect(file or ":memory:", isolation_level=None)
         try:
             self.sql.execute("PRAGMA journal_mode = WAL")
-            self.sql.execute("PRAGMA synchronous = NORMAL")
+            # A row is often the last word on what a client was told: it outlives a power cut.
+            self.sql.execute("PRAGMA synchronous = FULL")
             self._migrate()
         except sqlite3.Error as error:
             raise ServerError(f"the catalogue {file} cannot be opened: {error}") from error
@@ -129,4 +132,9 @@ class Table:
     def stored(self, session_id: str) -> tuple[int, int]:
         """How many checkpoints the runs of a session have, and their size in bytes."""
         count, size = self.sql.execute(_STORED, (session_id,)).fetchone()
+        return int(count), int(size)
+
+    def kept(self, owner: str) -> tuple[int, int]:
+        """How many checkpoints an owner has, and their size in bytes."""
+        count, size = self.sql.execute(_KEPT, (owner,)).fetchone()
         return int(count), int(size)
