@@ -77,6 +77,7 @@ FLOORS: Mapping[int, tuple[str, ...]] = {
         "encryption",
         "signing",
         "checkpoints",
+        "storage",
         "futures",
         "journal",
         "tls",
