@@ -90,6 +90,7 @@ class Sampling:
             seq_id=seq_id,
             operation=operation,
             target=sampler.target,
+            deadline_seconds=self._services.deadline(request),
         )
         if body.sampling_session_id is not None:
             self._services.feeds.expect(sampler.sampling_session_id, seq_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,6 +30,8 @@ from openrl.signing import Signer
 from openrl.types import OwnerId
 
 B = TypeVar("B", bound=msgspec.Struct)
+
+DEADLINE = "X-OpenRL-Deadline-Seconds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,16 @@ class Services:
             limit = self.config.limits.metadata_bytes
             raise UserError(f"user_metadata has {size} characters: {limit} are allowed")
         return texts
+
+    def deadline(self, request: web.Request) -> float | None:
+        """Seconds from the work's acceptance to when its sender stops caring; None for ever."""
+        given = request.headers.get(DEADLINE)
+        if given is None:
+            return None
+        with suppress(ValueError):
+            if 0.0 < (seconds := float(given)) <= 1e9:
+                return seconds
+        raise UserError(f"{DEADLINE}: {given[:32]!r} is no number of seconds above 0")
 
     # --- what others may read ---
 

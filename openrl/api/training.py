@@ -245,6 +245,7 @@ class Training:
             lane=model_id,
             seq_id=seq_id,
             operation=operation,
+            deadline_seconds=self._services.deadline(request),
         )
         request_id = await self._services.admission.admit(work)
         return codec.answer(request, {"request_id": request_id, "model_id": model_id})

@@ -201,10 +201,14 @@ class Client:
         return next(self._sampling_seq)
 
     async def submit(
-        self, route: str, body: codec.Body, reader: Callable[[codec.Body], T]
+        self,
+        route: str,
+        body: codec.Body,
+        reader: Callable[[codec.Body], T],
+        deadline_seconds: float | None = None,
     ) -> Pending[T]:
-        request_id = await self._ask(route, body, _request_id)
-        return Pending(self.transport, request_id, reader)
+        answer = await self.transport.submit(route, body, deadline_seconds)
+        return Pending(self.transport, codec.read(answer, _request_id), reader)
 
     async def _model(self, route: str, body: Mapping[str, Any]) -> Model:
         named = {"session_id": self.session_id, "model_seq_id": next(self._model_seq), **body}

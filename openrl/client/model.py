@@ -26,7 +26,9 @@ class Model:
     `forward_backward`, `forward` and `optim_step` come back as soon as the server has the
     request, with a `Pending` for its result: submit the next before awaiting the last, and the
     server never waits for the network. The others come back when they are done. Each raises
-    `UserError` or `ServerError` when the operation failed, which leaves the model as it was.
+    `UserError` or `ServerError` when the operation failed, which leaves the model as it was. One
+    that was sent with `deadline_seconds` fails with `UserError` when it was not done so long after
+    the server took it; what was sent after it runs, an optim_step without that gradient too.
     """
 
     def __init__(self, client: Client, model_id: str, base_model: str) -> None:
@@ -44,23 +46,30 @@ class Model:
         data: Iterable[Datum],
         loss_fn: str = "cross_entropy",
         config: Mapping[str, float | str] | None = None,
+        *,
+        deadline_seconds: float | None = None,
     ) -> Pending[ForwardBackwardOutput]:
         """Adds the gradient of the loss, summed over tokens and datums, to the model's."""
-        return await self._loss("forward_backward", data, loss_fn, config)
+        return await self._loss("forward_backward", data, loss_fn, config, deadline_seconds)
 
     async def forward(
         self,
         data: Iterable[Datum],
         loss_fn: str = "cross_entropy",
         config: Mapping[str, float | str] | None = None,
+        *,
+        deadline_seconds: float | None = None,
     ) -> Pending[ForwardBackwardOutput]:
         """The same outputs and metrics, and no gradient."""
-        return await self._loss("forward", data, loss_fn, config)
+        return await self._loss("forward", data, loss_fn, config, deadline_seconds)
 
-    async def optim_step(self, adam: AdamParams = DEFAULT_ADAM) -> Pending[OptimStepDone]:
+    async def optim_step(
+        self, adam: AdamParams = DEFAULT_ADAM, *, deadline_seconds: float | None = None
+    ) -> Pending[OptimStepDone]:
         """One AdamW step on the gradients so far, which are zero afterwards."""
         params = {name: getattr(adam, name) for name in AdamParams.__slots__}
-        return await self._submit("optim_step", {"adam_params": params}, codec.optim_step_done)
+        body = {"adam_params": params}
+        return await self._submit("optim_step", body, codec.optim_step_done, deadline_seconds)
 
     async def save_state(
         self,
@@ -120,6 +129,7 @@ class Model:
         data: Iterable[Datum],
         loss_fn: str,
         config: Mapping[str, float | str] | None,
+        deadline_seconds: float | None,
     ) -> Pending[ForwardBackwardOutput]:
         body = {
             f"{route}_input": {
@@ -128,10 +138,14 @@ class Model:
                 "loss_fn_config": config and dict(config),
             }
         }
-        return await self._submit(route, body, codec.forward_backward_output)
+        return await self._submit(route, body, codec.forward_backward_output, deadline_seconds)
 
     async def _submit(
-        self, route: str, body: Mapping[str, Any], reader: Callable[[codec.Body], T]
+        self,
+        route: str,
+        body: Mapping[str, Any],
+        reader: Callable[[codec.Body], T],
+        deadline_seconds: float | None = None,
     ) -> Pending[T]:
         """One POST of this model at a time, so that they arrive in order.
 
@@ -143,7 +157,7 @@ class Model:
             self._next_seq += 1
             named = {"model_id": self.model_id, "seq_id": seq_id, **body}
             try:
-                return await self._client.submit(route, named, reader)
+                return await self._client.submit(route, named, reader, deadline_seconds)
             except UserError:
                 self._next_seq = seq_id
                 raise

@@ -48,13 +48,15 @@ class Sampler:
         stop: str | Sequence[str] | Sequence[int] | None = None,
         prompt_logprobs: bool = False,
         topk_prompt_logprobs: int = 0,
+        deadline_seconds: float | None = None,
     ) -> SampleOutput:
         """Sequences of `prompt` [P], each with its tokens and their logprobs.
 
         `max_tokens` None goes up to the context. `temperature` 0 is greedy. `stop` None ends at
         the model's end-of-sequence tokens, strings or ids end there as well, and `[]` never.
         The same `seed` gives the same samples, which differ from one another. Raises `UserError`
-        for a prompt or parameters that cannot be served.
+        for a prompt or parameters that cannot be served, and when it was not done within
+        `deadline_seconds` of the server's taking it.
         """
         params = {
             "max_tokens": max_tokens,
@@ -71,7 +73,7 @@ class Sampler:
             "prompt_logprobs": prompt_logprobs,
             "topk_prompt_logprobs": topk_prompt_logprobs,
         }
-        return codec.read(await self._run(body), codec.sample_output)
+        return codec.read(await self._run(body, deadline_seconds), codec.sample_output)
 
     async def sample_many(
         self, prompts: Iterable[ArrayLike], num_samples: int = 1, **params: Any
@@ -95,14 +97,15 @@ class Sampler:
             raise OpenRLError("the server sent no prompt logprobs")
         return output.prompt_logprobs
 
-    async def _run(self, body: dict[str, Any]) -> codec.Body:
+    async def _run(self, body: dict[str, Any], deadline_seconds: float | None) -> codec.Body:
         """A sample that the server lost with a restart (410) is asked for again."""
         for attempt in itertools.count(1):
             identity = {
                 "sampling_session_id": self.sampling_session_id,
                 "seq_id": next(self._seq),
             }
-            promise = await self._transport.submit("asample", {**identity, **body})
+            named = {**identity, **body}
+            promise = await self._transport.submit("asample", named, deadline_seconds)
             try:
                 return await self._result(codec.read(promise, _request_id))
             except Gone:

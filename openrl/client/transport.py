@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 import aiohttp
@@ -26,6 +27,7 @@ from openrl.errors import NotFound, OpenRLError, Unavailable, UserError
 
 log = logging.getLogger("openrl.client")
 
+DEADLINE = "X-OpenRL-Deadline-Seconds"
 SUBMIT_SECONDS = 60.0
 POLL_SECONDS = 45.0  # the server holds a poll for 30
 FIRST_PAUSE = 0.25
@@ -108,10 +110,14 @@ class Transport:
     async def close(self) -> None:
         await self._http.close()
 
-    async def submit(self, route: str, body: codec.Body) -> Mapping[str, Any]:
+    async def submit(
+        self, route: str, body: codec.Body, deadline_seconds: float | None = None
+    ) -> Mapping[str, Any]:
         """POST until it is accepted. Raises the server's refusal, or `Unavailable`."""
+        headers = {} if deadline_seconds is None else {DEADLINE: str(deadline_seconds)}
         async with self._submits:
-            return await self._until_good(route, codec.pack(body), SUBMIT_SECONDS)
+            payload = codec.pack(body)
+            return await self._until_good(route, payload, SUBMIT_SECONDS, headers=headers)
 
     async def result(self, request_id: str) -> Mapping[str, Any]:
         """Long polls until the request has ended. Raises what it failed with."""
@@ -132,12 +138,17 @@ class Transport:
         return _mapping(answer.body)
 
     async def _until_good(
-        self, route: str, payload: bytes, seconds: float, request_id: str | None = None
+        self,
+        route: str,
+        payload: bytes,
+        seconds: float,
+        request_id: str | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Mapping[str, Any]:
         began = well = self._clock()
         pauses = 0
         while True:
-            answer = await self._try(route, payload, seconds)
+            answer = await self._try(route, payload, seconds, headers)
             self._check_place(answer)
             if isinstance(answer, Answer):
                 if answer.good:
@@ -163,17 +174,26 @@ class Transport:
         if self._on_wait is not None:
             self._on_wait(wait)
 
-    async def _try(self, route: str, payload: bytes, seconds: float) -> Answer | Exception:
+    async def _try(
+        self,
+        route: str,
+        payload: bytes,
+        seconds: float,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Answer | Exception:
         try:
-            return await self._attempt(route, payload, seconds)
+            return await self._attempt(route, payload, seconds, headers)
         except (aiohttp.ClientError, TimeoutError) as problem:
             return problem
 
-    async def _attempt(self, route: str, payload: bytes, seconds: float) -> Answer:
+    async def _attempt(
+        self, route: str, payload: bytes, seconds: float, headers: Mapping[str, str]
+    ) -> Answer:
         started = self._clock()
         async with self._http.post(
             f"{self._url}/api/v1/{route}",
             data=payload,
+            headers=headers,
             timeout=aiohttp.ClientTimeout(total=seconds),
         ) as response:
             body = _decode(response.content_type, await response.read())

@@ -56,6 +56,31 @@ async def test_operations_are_submitted_ahead_and_awaited_later(client: openrl.C
         assert "loss:sum" in (await fb).metrics
 
 
+async def test_what_is_not_done_by_its_deadline_fails_alone(client: openrl.Client) -> None:
+    model = await client.create_model(MODEL)
+    place = f"openrl/models/{model.model_id}"
+    await client.transport.submit(f"{place}/pause", {})
+    late = await model.forward_backward([datum()], deadline_seconds=0.05)
+    with pytest.raises(UserError, match="before the deadline"):
+        await late
+    after = await model.forward_backward([datum()], deadline_seconds=60.0)
+    await client.transport.submit(f"{place}/resume", {})
+    assert "loss:sum" in (await after).metrics
+
+
+async def test_a_sample_with_a_deadline_is_taken_out(client: openrl.Client) -> None:
+    model = await client.create_model(MODEL)
+    sampler = await model.sampler()
+    place = f"openrl/models/{model.model_id}"
+    assert (await sampler.sample([1, 2], max_tokens=2, deadline_seconds=60.0)).sequences
+    with pytest.raises(UserError, match="X-OpenRL-Deadline-Seconds"):
+        await sampler.sample([1, 2], max_tokens=2, deadline_seconds=-1.0)
+    await client.transport.submit(f"{place}/pause", {})
+    with pytest.raises(UserError, match="before the deadline"):
+        await (await model.optim_step(deadline_seconds=0.05))
+    await client.transport.submit(f"{place}/resume", {})
+
+
 async def test_outputs_are_numpy_of_the_targets_shape_in_order(client: openrl.Client) -> None:
     model = await client.create_model(MODEL)
     many = Datum(

@@ -39,6 +39,8 @@ from openrl.scheduler.core.settlement import settle
 from openrl.scheduler.core.story import QUEUED, Chronicle, PassRecord, Statistics, StoryLine
 from openrl.types import RequestId
 
+LATE = "it was not done before the deadline that it was sent with: send it again, with more time"
+
 
 class State:
     def __init__(self, config: SchedulerConfig) -> None:
@@ -65,7 +67,7 @@ class State:
         self._apply(event)
         self.queues.pass_gaps(self._now)
         for request in self.queues.overdue(self._now):
-            self._withdraw(request, CancelledError("its deadline passed before it was done"))
+            self._withdraw(request, CancelledError(LATE))
         self._start()
         self._ask_for_tick()
         decisions, self._out = self._out, []
