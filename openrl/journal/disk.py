@@ -52,7 +52,7 @@ class DiskJournal:
         self._last_fsync_seconds = 0.0
         self._durable_lsn = index.next_lsn
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._cleaning = False
+        self._cleaning = asyncio.Lock()
         self._tasks = Tasks(lambda name, error: None)
         last = max(contents.files, key=lambda file: file.name.number, default=None)
         self._writer = Writer(
@@ -175,15 +175,11 @@ class DiskJournal:
     async def clean(self) -> None:
         """Makes room, and erases models that have ended; one at a time. It is called by itself
         when a segment is full: call it now and then for the erasing."""
-        if self._cleaning or self._writer.trouble is not None:
-            return
-        self._cleaning = True
-        try:
-            await self._seal()
-            segments = self._index.segments.values()
-            await self._cleaner.clean([each for each in segments if each.number != self._active])
-        finally:
-            self._cleaning = False
+        async with self._cleaning:
+            if self._writer.trouble is None:
+                await self._seal()
+                segments = self._index.segments.values()
+                await self._cleaner.clean([s for s in segments if s.number != self._active])
 
     # --- inside ---
 
@@ -239,7 +235,7 @@ class DiskJournal:
     def _home(self, written: Written) -> Segment:
         number = written.segment.number
         if number != self._active:
-            if self._active is not None and not self._cleaning:
+            if self._active is not None and not self._cleaning.locked():
                 self._tasks.spawn(self.clean(), "clean the journal")
             self._active = number
             self._index.segments[number] = Segment(number, written.segment.salt)

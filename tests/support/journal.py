@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from openrl.errors import OpenRLError
-from openrl.journal import Recovered
+from openrl.journal import Journal, Recovered
 from openrl.journal.files import LocalFiles
+from openrl.journal.reading import read_directory
+from openrl.journal.recovery import recover
 from openrl.types import (
     AdamParams,
     CreateModel,
     Datum,
+    Failed,
     ForwardBackward,
     ForwardBackwardOutput,
     LoraConfig,
@@ -26,6 +29,7 @@ from openrl.types import (
     Operation,
     OptimStep,
     OptimStepDone,
+    Outcome,
     OwnerId,
     RequestId,
     SessionId,
@@ -171,3 +175,104 @@ def failing(name: str, number: int, times: int) -> Callable[[str], None]:
             raise OSError(number, os.strerror(number))
 
     return before
+
+
+class QuickFiles(LocalFiles):
+    """For opening a thousand journals: what is on disk is left to the system."""
+
+    def create(self, path: Path) -> int:
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+
+    def sync(self, file: int) -> None:
+        pass
+
+    def cut(self, path: Path, size: int) -> None:
+        os.truncate(path, size)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
+
+
+def opened(directory: Path) -> Recovered:
+    """What is told at start, without a journal that goes on."""
+    files = QuickFiles()
+    return recover(directory, files, read_directory(directory, files))[1]
+
+
+class Story:
+    """Tells a journal what happens to some models, and keeps its own account of it.
+
+    `states`: what must be seen after each record, the first before any. `answers`: the outcomes.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self.journal = journal
+        self.states: list[dict[str, Seen]] = [{}]
+        self.answers: dict[str, Outcome] = {}
+        self._snapshot: dict[str, tuple[str, str] | None] = {}
+        self._done: dict[str, list[tuple[str, str, bool]]] = {}
+        self._waiting: dict[str, list[Work]] = {}
+        self._last: dict[str, int] = {}
+        self._created: set[str] = set()
+
+    @property
+    def now(self) -> dict[str, Seen]:
+        return self.states[-1]
+
+    def create(self, model: str) -> None:
+        self._done[model], self._waiting[model], self._last[model] = [], [], 0
+        self._snapshot[model] = None
+        self.accept(creation(model))
+        self._waiting[model].clear()
+        self.journal.committed(creation(model), created(model))
+        self.answers[f"{model}:0"] = created(model)
+        self._created.add(model)
+        self._note()
+
+    def accept(self, work: Work) -> None:
+        self.journal.accepted(work)
+        self._waiting[work.lane].append(work)
+        self._note()
+
+    def commit(self, work: Work, outcome: Outcome) -> None:
+        self.journal.committed(work, outcome)
+        self._waiting[work.lane].remove(work)
+        failed = isinstance(outcome, Failed)
+        self._done[work.lane].append((work.request_id, type(work.operation).__name__, failed))
+        self._last[work.lane] = max(self._last[work.lane], work.seq_id)
+        self.answers[work.request_id] = outcome
+        self._note()
+
+    def do(self, model: str, seq: int, tokens: int = 4) -> None:
+        """A forward_backward at an odd number, and an optimizer's step at an even one."""
+        odd = seq % 2 == 1
+        job = training(model, seq, tokens) if odd else work(model, seq)
+        self.accept(job)
+        self.commit(job, trained(seq, tokens) if odd else stepped(seq // 2))
+
+    def snapshot(self, model: str, seq: int, name: str) -> None:
+        position = f"{model}:{seq}"
+        self.journal.snapshot(ModelId(model), RequestId(position), name)
+        done = self._done[model]
+        at = [each[0] for each in done].index(position)
+        self._done[model] = done[at + 1 :]
+        self._snapshot[model] = (position, name)
+        self._note()
+
+    def end(self, model: str) -> None:
+        self.journal.ended(ModelId(model))
+        del self._done[model]
+        self._note()
+
+    def _note(self) -> None:
+        self.states.append({model: self._seen(model) for model in self._done})
+
+    def _seen(self, model: str) -> Seen:
+        waiting = tuple(each.request_id for each in self._waiting[model])
+        return Seen(
+            self._snapshot[model],
+            tuple(self._done[model]),
+            waiting,
+            self._last[model],
+            model in self._created,
+        )
