@@ -16,7 +16,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from openrl.api import auth, chat, generation, oai_answers, oai_schema
+from openrl.api import auth, chat, generation, oai_answers, oai_schema, tensors
 from openrl.api.chat import opens_thought
 from openrl.api.oai_answers import Asked
 from openrl.api.samplers import Samplers
@@ -200,12 +200,19 @@ def _prompts(given: Any, text: Text) -> list[NDArray[np.int32]]:
     if not given:
         raise UserError("prompt is empty")
     if all(isinstance(each, int) for each in given):
-        return [np.array(given, dtype=np.int32)]
+        return [_tokens(given)]
     if all(isinstance(each, str) for each in given):
         return [text.encode(each, special=True) for each in given]
     if all(isinstance(each, list) for each in given):
-        return [np.array(each, dtype=np.int32) for each in given]
+        return [_tokens(each) for each in given]
     raise UserError("prompt mixes texts and tokens")
+
+
+def _tokens(given: list[int]) -> NDArray[np.int32]:
+    try:
+        return tensors.tokens(given)
+    except ValueError as problem:
+        raise UserError(f"prompt: {problem}") from problem
 
 
 def _refuse_set(body: oai_schema.Common) -> None:
