@@ -1,4 +1,4 @@
-# make test, demo, check and docs: each makes its own environment first. See CONTRIBUTING.md.
+# make test, demo, bench, check and docs: each makes its own environment first. See CONTRIBUTING.md.
 #
 # TORCH is what pip installs as torch. Linux's ordinary wheel carries CUDA (gigabytes); without an
 # NVIDIA GPU the CPU wheel is far smaller:
@@ -16,7 +16,7 @@ ARGS ?=
 # One thread: torch's threads spin, and tests beside other work then slow to a crawl.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: test check sdk-matrix demo docs proto clean
+.PHONY: test check sdk-matrix demo bench docs proto clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.for-dev
@@ -34,6 +34,10 @@ sdk-matrix: $(VENV)/.for-dev
 
 demo: $(VENV)/.for-demo
 	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)
+
+# Every benchmark, in under 20 minutes on two quiet cores; ARGS="--only fairness" for one.
+bench: $(VENV)/.for-dev
+	OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/bench.py $(ARGS)
 
 # Into build/site. An environment of its own, without torch.
 docs: $(VENV)-docs/bin/mkdocs

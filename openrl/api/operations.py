@@ -160,6 +160,7 @@ def _record(record: PassRecord, sees: Callable[[str, str], bool]) -> dict[str, A
         "tokens": record.tokens,
         "requests": record.requests,
         "prefilled": record.prefilled,
+        "rows": record.rows,
         "waits": record.waits,
         "owners": len(record.who),
         "who": seen("owner", record.who),

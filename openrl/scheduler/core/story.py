@@ -31,7 +31,7 @@ LEVELS = ("lane", "session", "owner")
 class PassRecord:
     """One finished pass. `seconds` is measured engine time, `who` are owners, `requests` those
     that had a part in it. `tokens` hold the `prefilled` ones, of prompts and of rows that came
-    back. `waits` are the seconds from acceptance to this pass, of each request that it is the
+    back; `rows` are the sequences of a slice. `waits` are the seconds from acceptance to this pass, of each request that it is the
     first to serve; `used` the engine seconds that each of `lanes` is charged."""
 
     pass_id: PassId
@@ -45,6 +45,7 @@ class PassRecord:
     lanes: tuple[str, ...]
     requests: int
     prefilled: int
+    rows: int
     waits: tuple[float, ...]
     used: tuple[float, ...] = ()
 
@@ -182,6 +183,7 @@ class Chronicle:
                 tuple(leaf.name for leaf in leaves),
                 len(requests),
                 sum(flight.prefills.values()),
+                len(flight.rows),
                 flight.waits,
                 tuple(parts[leaf].seconds for leaf in leaves),
             )
