@@ -22,12 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
+from openrl.config import CheckpointsConfig
 from openrl.errors import NotFound, UserError
 from openrl.paths import check_name, parse_tinker_path
 from openrl.storage import Storage
 from openrl.types import TinkerPath
 
 _STAGING = ".staging"
+_IN_USE_SECONDS = 3600.0
+_UNBOUNDED = CheckpointsConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,15 @@ class Staged:
 class CheckpointStore:
     """Blocking; the callers run what touches many bytes off the event loop."""
 
-    def __init__(self, root: Path, elsewhere: Storage | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        elsewhere: Storage | None = None,
+        config: CheckpointsConfig = _UNBOUNDED,
+    ) -> None:
         """Makes the root, and removes what a former process left half-written."""
         self._root = root
+        self._config = config
         self._elsewhere = elsewhere
         _make_private(root)
         shutil.rmtree(root / _STAGING, ignore_errors=True)
@@ -85,6 +94,19 @@ class CheckpointStore:
             return tuple(sorted(self.directory(path, created_at).iterdir()))
         except FileNotFoundError as error:
             raise NotFound(f"the files of checkpoint {path!r} are not here") from error
+
+    def check_room(self, count: int, size_bytes: int) -> None:
+        """Raises `UserError` when an owner who keeps so many, of this size, may keep no more."""
+        config = self._config
+        for limit, kept, unit in (
+            (config.owner_count, count, "checkpoints"),
+            (config.owner_bytes, size_bytes, "bytes of checkpoints"),
+        ):
+            if limit and kept >= limit:
+                raise UserError(
+                    f"you keep {kept:,} {unit}, and this server allows {limit:,}: delete some, or "
+                    "give the next ones a ttl"
+                )
 
     def stage(self) -> Staged:
         directory = self._root / _STAGING / uuid.uuid4().hex
@@ -133,15 +155,16 @@ class CheckpointStore:
         """Does nothing when the checkpoint is not there. Raises `OSError` when a storage elsewhere
         cannot be reached; then it may still be there."""
         target = self.directory(path, created_at)
+        self._drop(target)
         if self._elsewhere is not None:
             self._elsewhere.remove(self._name(target))
-        self._drop(target)
 
-    def trim(self, most_bytes: int, horizon: float) -> int:
-        """Forgets copies of what is elsewhere, the longest unused first, down to `most_bytes` and
-        none that was used after `horizon`, in Unix seconds. Returns how many those were."""
+    def trim(self, now: float) -> int:
+        """Forgets copies of what is elsewhere, the longest unused first, as far as they are more
+        than the cache may hold and were not used for an hour. Returns how many those were."""
         if self._elsewhere is None:
             return 0
+        most_bytes, horizon = self._config.cache_bytes, now - _IN_USE_SECONDS
         copies = sorted(self._copies(), key=lambda copy: copy.stat().st_mtime)
         total, dropped = sum(map(_size, copies)), 0
         for copy in copies:

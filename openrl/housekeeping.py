@@ -35,6 +35,7 @@ async def tidy(
     futures.sweep()
     try:
         await delete_expired(catalogue, checkpoints, now)
+        await asyncio.to_thread(checkpoints.trim, now)
         catalogue.write_touched()
         catalogue.usage.write()
         catalogue.audit.forget(now)

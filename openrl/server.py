@@ -38,8 +38,10 @@ from openrl.housekeeping import housekeeping, watch_over
 from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
+from openrl.scheduler.fetching import Fetching
 from openrl.signing import Signer
 from openrl.startup import StartupView, warn_of_keyless
+from openrl.storage import FsspecStorage
 from openrl.tls import server_context
 from openrl.tracing import traced
 
@@ -114,7 +116,9 @@ async def _running(
     engine: Engine,
     on_progress: Callable[[LoadProgress], None],
 ) -> AsyncIterator[Node]:
-    store = CheckpointStore(config.data / "checkpoints")
+    kept = FsspecStorage(config.checkpoints.url) if config.checkpoints.url else None
+    store = CheckpointStore(config.data / "checkpoints", kept, config.checkpoints)
+    fetching = Fetching(catalogue, store)
     rows = catalogue.all_checkpoints(limit=-1).items
     known = {store.directory(row.path, row.created_at) for row in rows}
     await asyncio.to_thread(store.sweep, known)
@@ -133,13 +137,14 @@ async def _running(
         securing=config.journal,
     )
     admission = Admission(
-        actor, catalogue, futures, journal, config.scheduler, config.limits, now=time.time
+        actor, catalogue, fetching, futures, journal, config.scheduler, config.limits, now=time.time
     )
     signer = Signer.of(config.data / "signing.key")
     services = Services(
         config=config,
         catalogue=catalogue,
         checkpoints=store,
+        fetching=fetching,
         futures=futures,
         admission=admission,
         models=actor.models,
@@ -149,6 +154,7 @@ async def _running(
         authenticator=authenticator_of(config, signer, time.time, time.monotonic),
         signer=signer,
         enquiries=actor.enquiries,
+        entitlements=actor.entitlements,
         feeds=Feeds(futures, catalogue, time.time),
         meter=actor.meter,
         journal=journal,

@@ -26,6 +26,7 @@ SHELL = (
     "closing",
     "controls",
     "enquiries",
+    "fetching",
     "loading",
     "metering",
     "models",

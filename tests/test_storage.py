@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from openrl.checkpoints import CheckpointStore, Staged
+from openrl.config import CheckpointsConfig
 from openrl.errors import NotFound, UserError
 from openrl.storage import FsspecStorage
 from openrl.types import TinkerPath
@@ -27,8 +28,8 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return f"memory://{uuid.uuid4().hex}/prefix"
 
 
-def store_at(root: Path, url: str) -> CheckpointStore:
-    return CheckpointStore(root, FsspecStorage(url))
+def store_at(root: Path, url: str, cache_bytes: int = 1 << 30) -> CheckpointStore:
+    return CheckpointStore(root, FsspecStorage(url), CheckpointsConfig(cache_bytes=cache_bytes))
 
 
 def written(store: CheckpointStore, text: str = "weights") -> Staged:
@@ -96,22 +97,33 @@ def test_a_file_that_lost_its_end_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_copies_are_trimmed_by_their_last_use_and_come_back(url: str, tmp_path: Path) -> None:
-    store = store_at(tmp_path / "one", url)
+    store = store_at(tmp_path / "one", url, cache_bytes=20)
     for number in range(3):
         store.publish(written(store), PATH, MADE + number)
         os.utime(store.directory(PATH, MADE + number), (1000 + number, 1000 + number))
     store.fetch(PATH, MADE)  # the oldest is used now
-    assert store.trim(most_bytes=20, horizon=2000) == 1
+    assert store.trim(now=1001 + 3600) == 0  # the rest was used within an hour of then
+    assert store.trim(now=2000 + 3600) == 1
     assert [store.exists(PATH, MADE + n) for n in range(3)] == [True, False, True]
-    assert store.trim(most_bytes=0, horizon=1002) == 0  # the rest was used too lately
     assert (store.fetch(PATH, MADE + 1) / FILE).read_text() == "weights"
 
 
 def test_nothing_is_trimmed_that_is_here_alone(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "one")
+    store = CheckpointStore(tmp_path / "one", config=CheckpointsConfig(cache_bytes=1))
     store.publish(written(store), PATH, MADE)
-    assert store.trim(0, horizon=1e12) == 0
+    assert store.trim(now=1e12) == 0
     assert store.exists(PATH, MADE)
+
+
+def test_an_owner_who_keeps_too_much_is_told_what_to_do(tmp_path: Path) -> None:
+    config = CheckpointsConfig(owner_count=2, owner_bytes=1000)
+    store = CheckpointStore(tmp_path / "one", config=config)
+    store.check_room(1, 999)
+    with pytest.raises(UserError, match="2 checkpoints, and this server allows 2: delete some"):
+        store.check_room(2, 0)
+    with pytest.raises(UserError, match="1,200 bytes"):
+        store.check_room(1, 1200)
+    CheckpointStore(tmp_path / "two").check_room(10**6, 10**15)
 
 
 def test_directories_without_a_row_are_swept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from openrl.api import auth, codec, rest_schema
 from openrl.api.services import Services
 from openrl.catalogue import Checkpoint, Run, Session
 from openrl.engines.validation import check_ttl
-from openrl.errors import UserError
+from openrl.errors import Unavailable, UserError
 from openrl.paths import ParsedPath
 from openrl.types import ModelId, OwnerId, SessionId, TinkerPath
 
@@ -40,7 +40,10 @@ class Checkpoints:
         """Files go first: they make the room that a full disk needs to forget their row."""
         catalogue, owner = self._services.catalogue, auth.owner_of(request)
         gone = catalogue.checkpoint(path_of(request), owner)
-        await asyncio.to_thread(self._services.checkpoints.delete, gone.path, gone.created_at)
+        try:
+            await asyncio.to_thread(self._services.checkpoints.delete, gone.path, gone.created_at)
+        except OSError as error:
+            raise Unavailable(f"where {gone.path!r} is kept cannot be reached: {error}") from error
         catalogue.delete_checkpoint(gone)
         self._note(request, "checkpoint_delete", gone.path)
         return codec.answer(request, {})
@@ -137,6 +140,8 @@ class Checkpoints:
         ttl_seconds: int | None,
     ) -> None:
         now, store = self._services.clock(), self._services.checkpoints
+        store.check_room(*self._services.catalogue.kept(session.owner))
+        await self._services.fetching.bring(source)
         size = await asyncio.to_thread(store.copy, source.path, source.created_at, path, now)
         run = Run(
             model_id, session.session_id, session.owner, source.base_model, source.lora, now, now

@@ -53,7 +53,7 @@ class Downloads:
     async def urls(self, request: web.Request) -> web.Response:
         checkpoint = self._readable(request)
         expires = self._services.clock() + LINK_SECONDS
-        files = self._services.checkpoints.files(checkpoint.path, checkpoint.created_at)
+        files = await self._files(checkpoint)
         urls = {file.name: self._link(request, checkpoint, file.name, expires) for file in files}
         return codec.answer(request, {"urls": urls, "expires": shapes.time(expires)})
 
@@ -63,7 +63,7 @@ class Downloads:
         checkpoint = self._services.catalogue.find_checkpoint(link.path)
         if checkpoint is None or checkpoint.version != link.version:
             raise NotFound(f"checkpoint {link.path!r} was deleted or written anew")
-        files = self._services.checkpoints.files(checkpoint.path, checkpoint.created_at)
+        files = await self._files(checkpoint)
         if link.file is None:
             kept = [file for file in files if file.name != _NOT_IN_ARCHIVES]
             return await _tar(request, kept, checkpoint)
@@ -71,6 +71,10 @@ class Downloads:
             if file.name == link.file:
                 return web.FileResponse(file, headers=_named(file.name))
         raise NotFound(f"checkpoint {link.path!r} holds no {link.file!r}")
+
+    async def _files(self, checkpoint: Checkpoint) -> tuple[Path, ...]:
+        """Brought here first, if they are elsewhere."""
+        return tuple(sorted((await self._services.fetching.bring(checkpoint)).iterdir()))
 
     def _readable(self, request: web.Request) -> Checkpoint:
         checkpoint = self._services.readable(request, path_of(request))

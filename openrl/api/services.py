@@ -23,6 +23,8 @@ from openrl.journal import Journal
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.core.events import Event
 from openrl.scheduler.enquiries import Enquiries
+from openrl.scheduler.entitlements import Entitlements
+from openrl.scheduler.fetching import Fetching
 from openrl.scheduler.loading import ModelStatus
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
@@ -42,6 +44,7 @@ class Services:
     config: Config
     catalogue: Catalogue
     checkpoints: CheckpointStore
+    fetching: Fetching
     futures: Futures
     admission: Admission
     models: Models
@@ -51,6 +54,7 @@ class Services:
     authenticator: auth.Authenticator
     signer: Signer
     enquiries: Enquiries
+    entitlements: Entitlements
     feeds: Feeds
     meter: Meter
     journal: Journal

@@ -94,6 +94,10 @@ class Catalogue:
         """How many checkpoints the runs of a session have, and their size in bytes."""
         return self._table.stored(session_id)
 
+    def kept(self, owner: OwnerId) -> tuple[int, int]:
+        """How many checkpoints an owner has, and their size in bytes."""
+        return self._table.kept(owner)
+
     # --- runs ---
 
     def add_run(self, run: Run) -> None:

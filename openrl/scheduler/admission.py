@@ -24,6 +24,7 @@ from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.closing import farewell, not_created, past_life
 from openrl.scheduler.core.events import LaneOpened, SeqConsumed
 from openrl.scheduler.enquiries import QueueState
+from openrl.scheduler.fetching import Fetching
 from openrl.scheduler.models import Model
 from openrl.scheduler.pending import Pending, payload_bytes, training_pending
 from openrl.scheduler.quotas import Quotas
@@ -60,6 +61,7 @@ class Admission:
         self,
         actor: EngineActor,
         catalogue: Catalogue,
+        fetching: Fetching,
         futures: Futures,
         journal: Journal,
         config: SchedulerConfig,
@@ -72,13 +74,14 @@ class Admission:
         bound is held, less than the client's timeout for a POST."""
         self._actor = actor
         self._catalogue = catalogue
+        self._fetching = fetching
         self._futures = futures
         self._journal = journal
         self._config = config
         self._limits = limits
         self._now = now
         self._draw_seed = draw_seed
-        self._quotas = Quotas(config, actor.backlog, actor.models, hold_seconds)
+        self._quotas = Quotas(actor.entitlements, actor.backlog, actor.models, hold_seconds)
         self._draining = False
 
     # --- what the door calls ---
@@ -87,6 +90,7 @@ class Admission:
         """Accepts the work and returns when it is durable. Training work over its owner's bounds
         is held meanwhile. Raises what `submit` raises."""
         if not self._futures.known(work.request_id):
+            await self._fetching.for_work(work)
             await self._quotas.hold(work)
         accepted = self.submit(work)
         await accepted.committed

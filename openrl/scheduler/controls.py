@@ -148,6 +148,8 @@ class Controls:
         overwrite = isinstance(save, SaveWeights) and save.overwrite
         if not overwrite and standing is not None:
             raise UserError(f"checkpoint {path!r} exists already: choose another name")
+        if standing is None:
+            self._store.check_room(*self._catalogue.kept(model.owner))
         try:
             staged = self._store.stage()
         except OSError as error:

@@ -7,6 +7,7 @@ repeat finds the row. Files without a row are nothing, and are swept away at the
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -28,6 +29,8 @@ from openrl.types import (
     TinkerPath,
     WeightsSaved,
 )
+
+log = logging.getLogger("openrl")
 
 Save: TypeAlias = SaveWeights | SaveWeightsForSampler | SaveWeightsExternal
 
@@ -64,8 +67,15 @@ class Publisher:
             raise
         self._catalogue.audit.add(model.owner, now, "checkpoint_create", tinker_path=path)
         if replaced is not None:
-            await asyncio.to_thread(self._store.delete, path, replaced.created_at)
+            await self._forget(replaced)
         return row
+
+    async def _forget(self, replaced: Checkpoint) -> None:
+        """Nobody can name it any more: files that stay are a matter of room alone."""
+        try:
+            await asyncio.to_thread(self._store.delete, replaced.path, replaced.created_at)
+        except OSError as error:
+            log.warning("the files of %s as it was stay: %s", replaced.path, error)
 
 
 def path_of(model: Model, save: Save) -> TinkerPath:

@@ -18,6 +18,7 @@ from openrl.futures import Futures
 from openrl.journal import NullJournal
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
+from openrl.scheduler.fetching import Fetching
 from openrl.types import (
     AdamParams,
     CreateModel,
@@ -145,7 +146,15 @@ async def shell(
         engine, config, catalogue, store, futures, journal, time.monotonic, time.time
     )
     admission = Admission(
-        actor, catalogue, futures, journal, config, Limits(), time.time, hold_seconds=hold_seconds
+        actor,
+        catalogue,
+        Fetching(catalogue, store),
+        futures,
+        journal,
+        config,
+        Limits(),
+        time.time,
+        hold_seconds=hold_seconds,
     )
     await actor.start()
     try:
