@@ -2,7 +2,7 @@
 
 import { $, h, toast } from "./dom.js";
 import { call } from "./api.js";
-import { bytes, shortId } from "./format.js";
+import { bytes, ownerName } from "./format.js";
 
 const EVERY = 10000;
 const DAY = 86400;
@@ -44,7 +44,7 @@ export class Checkpoints {
     const name = row.checkpoint_id.split("/").slice(1).join("/");
     return h("tr", { "data-path": row.tinker_path },
       h("td", { class: "full" }, h("b", {}, name), row.public ? h("span", { class: "pill good" }, "public") : null,
-        h("div", { class: "quiet small" }, `${this.#run(row)} · ${row.base_model}${this.store.viewer?.admin ? ` · owner ${shortId(row.owner)}` : ""}`)),
+        h("div", { class: "quiet small" }, `${this.#run(row)} · ${row.base_model}${this.store.viewer?.admin ? ` · owner ${ownerName(row.owner)}` : ""}`)),
       h("td", {}, row.checkpoint_type),
       h("td", { class: "num" }, bytes(row.size_bytes)),
       h("td", { title: row.time }, when(row.time)),

@@ -30,7 +30,8 @@ function rank(name) {
 export function sparkline(points, colour) {
   const name = names(points)[0];
   if (!name) return null;
-  const values = series(points, name).slice(-120);
+  const all = series(points, name), stride = Math.ceil(all.length / 200);
+  const values = all.filter((_, index) => index % stride === 0 || index === all.length - 1);
   const box = { left: 1, top: 3, width: 108, height: 20 };
   return h("div", { class: "sparkcell" },
     svg("svg", { viewBox: "0 0 110 26", preserveAspectRatio: "none", role: "img", "aria-label": name }, line(values, box, colour)),

@@ -42,4 +42,5 @@ export const clock = (unix, fraction = 0) => {
   return fraction ? `${base}.${pad(date.getMilliseconds(), 3).slice(0, fraction)}` : base;
 };
 
-export const shortId = (id) => (id.length > 14 ? `…${id.slice(-10)}` : id);
+// An owner without a listed name is called by a hash: its beginning tells it from others.
+export const ownerName = (owner) => (/^[0-9a-f]{32}$/.test(owner) ? `${owner.slice(0, 6)}…` : owner);

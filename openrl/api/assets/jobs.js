@@ -3,7 +3,7 @@
 import { $, h, swatch } from "./dom.js";
 import { colourOf } from "./colours.js";
 import { sparkline } from "./curves.js";
-import { count, duration, percent, shortId } from "./format.js";
+import { count, duration, ownerName, percent } from "./format.js";
 import { jobLabel } from "./store.js";
 
 export function drawJobs(store, choose) {
@@ -32,9 +32,9 @@ function row(store, job, used, seconds, choose) {
     h("td", { class: "full" }, h("div", { class: "jobname" }, swatch(colour), h("div", {},
       h("button", { type: "button", disabled: !job.mine, title: job.id }, jobLabel(job)), h("div", {}, subtitle(store, job, models))))),
     h("td", {}, h("div", { class: "share" }, h("div", { class: "meter" }, h("div", { class: "fill", style: { width: `${100 * share}%`, background: colour } })), h("span", {}, percent(share)))),
-    h("td", { class: "num" }, used.tokens ? count(used.tokens / 60) : ""),
+    h("td", { class: "num", "data-unit": used.tokens ? " tokens/s" : null }, used.tokens ? count(used.tokens / 60) : ""),
     h("td", { class: "full" }, points.length ? sparkline(points, colour) : null),
-    h("td", { class: "num" }, job.mine ? `${count(job.requests)} done${kept ? `, ${count(kept)} open` : ""}` : `${duration(job.seconds)} in all`),
+    h("td", { class: "num full" }, job.mine ? `${count(job.requests)} done${kept ? `, ${count(kept)} open` : ""}` : `${duration(job.seconds)} in all`),
     h("td", { class: "why full" }, why(store, job)));
 }
 
@@ -42,7 +42,7 @@ function subtitle(store, job, models) {
   if (!job.mine) return `${job.owner ? `of ${job.owner}` : "somebody else's"}`;
   const parts = models.slice(0, 2).map((model) => `${model.base} · rank ${model.rank}`);
   if (models.length > 2) parts.push(`${models.length - 2} more`);
-  if (store.viewer?.admin) parts.push(`owner ${shortId(job.owner)}`);
+  if (store.viewer?.admin) parts.push(`owner ${ownerName(job.owner)}`);
   return parts.join(" · ") || "sampling only";
 }
 

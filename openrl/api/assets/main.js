@@ -8,6 +8,7 @@ import { Detail } from "./detail.js";
 import { drawJobs } from "./jobs.js";
 import { drawMemory } from "./memory.js";
 import { drawHour, drawOverview } from "./overview.js";
+import { ownerName } from "./format.js";
 import { listenForKeys, showKeys } from "./shortcuts.js";
 import { KINDS, Store } from "./store.js";
 import { Stream } from "./stream.js";
@@ -38,7 +39,7 @@ function welcome() {
   $("main").hidden = false;
   $("leave").hidden = !key.get();
   const { owner, admin, keyless } = store.viewer;
-  $("viewer").textContent = admin ? (key.get() ? "administrator" : "this machine, all jobs") : `owner ${owner.slice(0, 12)}`;
+  $("viewer").textContent = admin ? (key.get() ? "administrator" : "this machine, all jobs") : `owner ${ownerName(owner)}`;
   $("viewer").dataset.admin = admin;
   $("viewer").title = keyless && !key.get() ? "No keys are checked here: whoever sits at this machine sees all." : "";
   checkpoints.load();

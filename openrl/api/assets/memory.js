@@ -1,7 +1,7 @@
 // Who holds memory: sequences being sampled, weights of unnamed samplers, models, what is queued.
 
 import { $, h } from "./dom.js";
-import { bytes, count, percent, shortId } from "./format.js";
+import { bytes, count, ownerName, percent } from "./format.js";
 
 const HUES = ["--train", "--sample", "--optim", "--control"];
 
@@ -18,7 +18,7 @@ export function drawMemory(store) {
     rows.length ? h("div", { class: "scroll" }, h("table", {},
       h("thead", {}, h("tr", {}, h("th", {}, "Owner"), ...["Models", "Sampling", "Sampler weights", "Queued"].map((title) => h("th", { class: "num" }, title)))),
       h("tbody", {}, ...rows.slice(0, 30).map(([owner, one]) => h("tr", {},
-        h("td", { title: owner, class: "mono" }, shortId(owner)),
+        h("td", { title: owner, class: "mono" }, ownerName(owner)),
         h("td", { class: "num" }, one.models ? count(one.models) : ""),
         h("td", { class: "num" }, one.kv_blocks ? `${count(one.kv_blocks * capacity.block_tokens)} tokens` : ""),
         h("td", { class: "num" }, one.pinned_bytes ? bytes(one.pinned_bytes) : ""),
