@@ -31,12 +31,13 @@ _SINCE = "since="
 @dataclass(frozen=True, slots=True)
 class Holder:
     """Whose request it is. `key_id` is what its key is called. `near`: the key is good on the
-    server's own machine alone."""
+    server's own machine alone. `unlisted`: anybody could have named it."""
 
     owner: OwnerId
     key_id: str
     admin: bool = False
     near: bool = False
+    unlisted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

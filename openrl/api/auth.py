@@ -50,11 +50,15 @@ class Authenticator(Protocol):
 class AnyKey:
     """Every well-formed key is an owner of its own: right for one machine behind loopback."""
 
+    def __init__(self, anywhere: bool = False) -> None:
+        """`anywhere`: somebody said so, and not just that nobody else can connect."""
+        self._anywhere = anywhere
+
     def holder(self, key: str) -> Holder:
         return self.named(unlisted_owner(_well_formed(key)))
 
     def named(self, key_id: str) -> Holder:
-        return Holder(OwnerId(key_id), key_id)
+        return Holder(OwnerId(key_id), key_id, unlisted=not self._anywhere)
 
 
 class ListedKeys:
@@ -119,7 +123,7 @@ def authenticator_of(
 ) -> Authenticator:
     """`now` gives Unix seconds, `clock` those of a clock that never goes back. Raises `UserError`
     for keys that cannot be read, and where nobody has said whose keys are let in."""
-    keys: Authenticator = AnyKey()
+    keys: Authenticator = AnyKey(anywhere=config.auth.mode == "any-key")
     if checks_keys(config):
         keys = ListedKeys(KeyRing(file_of(config), from_settings(config.auth.keys), clock))
     if config.admin_key:
@@ -155,6 +159,11 @@ def admit(request: web.Request, authenticator: Authenticator) -> None:
     holder = authenticator.holder(key_of(request))
     if holder.near and not is_neighbour(request):
         raise Unauthenticated("this key is good on the server's own machine alone")
+    if holder.unlisted and not has_own_name(request):
+        raise Unauthenticated(
+            f"this server is localhost and lets any key in, so it takes nothing that is meant for "
+            f"{request.host[:80]!r}: make keys with `openrl keys add`, or set auth.mode = any-key"
+        )
     request[HOLDER] = holder
 
 
@@ -170,6 +179,18 @@ def owner_of(request: web.Request) -> OwnerId:
 def is_admin(request: web.Request) -> bool:
     """Who may see and change what is everybody's."""
     return holder_of(request).admin
+
+
+def has_own_name(request: web.Request) -> bool:
+    """Whether the caller reached this machine by a name that only leads to the caller's own. A page
+    on the internet can have a name of its own lead here, and then ask in the browser's name."""
+    host = request.url.host
+    if host is None or host == "localhost":
+        return host is not None
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_neighbour(request: web.Request) -> bool:

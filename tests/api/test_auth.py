@@ -104,6 +104,22 @@ async def test_what_was_made_before_keys_were_listed_is_named_and_found_again(
         assert (await http.as_other(again).ask("GET", f"sessions/{session_id}"))[0] == 200
 
 
+async def test_any_key_is_let_in_under_a_name_of_this_machine_alone(tmp_path: Path) -> None:
+    """A page of the internet whose name leads here would ask under that name."""
+    elsewhere = {"Host": "evil.example:8000"}
+    async with reached(tmp_path) as http:
+        for host in ("localhost:1", "127.0.0.1", "[::1]:8000"):
+            assert (await http.ask("GET", "sessions", headers={"Host": host}))[0] == 200
+        status, answer = await http.ask("GET", "sessions", headers=elsewhere)
+        assert status == 401
+        assert "auth.mode = any-key" in answer["detail"]
+    async with reached(tmp_path, replace(CONFIG, auth=AuthConfig(mode="any-key"))) as http:
+        assert (await http.ask("GET", "sessions", headers=elsewhere))[0] == 200
+    key = listed(tmp_path, "alice")
+    async with reached(tmp_path) as http:
+        assert (await http.as_other(key).ask("GET", "sessions", headers=elsewhere))[0] == 200
+
+
 async def test_a_node_that_is_not_started_by_the_command_refuses_as_well(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="openrl keys add"):
         async with node(replace(CONFIG, data=tmp_path, host="0.0.0.0")):

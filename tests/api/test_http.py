@@ -232,7 +232,7 @@ async def test_a_client_that_leaves_half_way_is_no_defect(
 ) -> None:
     host, port = http.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    head = "POST /api/v1/create_session HTTP/1.1\r\nHost: x\r\nX-API-Key: tml-a\r\n"
+    head = "POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\nX-API-Key: tml-a\r\n"
     writer.write(f"{head}Content-Length: 50\r\n\r\n{{".encode())
     await writer.drain()
     writer.write_eof()

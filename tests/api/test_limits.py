@@ -52,7 +52,7 @@ async def until(there: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: a\r\nX-API-Key: tml-a\r\n"
+HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: localhost\r\nX-API-Key: tml-a\r\n"
 
 
 async def answer_to_dribble(address: str, start: bytes, drop: bytes) -> bytes:
