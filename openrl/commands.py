@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from openrl import demo, preflight, threads
 from openrl.config import SECRETS, Config, build, environ, known_keys, resolve
@@ -169,6 +170,8 @@ def _place(settings: Mapping[str, Setting], key: str) -> str:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.to_builtins(value)
     if isinstance(value, Mapping):
         inner = ", ".join(f"{_toml(k)} = {_toml(v)}" for k, v in value.items())
         return f"{{{inner}}}"

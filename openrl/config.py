@@ -38,6 +38,7 @@ from openrl.values import (
     Home,
     Key,
     KeyOrHash,
+    Owners,
     Port,
     Seconds,
     Weight,
@@ -96,6 +97,7 @@ class SchedulerConfig:
     pinned_versions: Count = 4096
     pinned_bytes: Count = 64 << 30
     owner_weights: Mapping[str, Weight] = field(default_factory=dict)
+    owners: Owners = field(default_factory=dict)
     sharing: Literal["fused", "separate", "in_turn"] = "fused"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, get_args
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, description="a whole number, at least 1")]
 Whole: TypeAlias = Annotated[int, Meta(ge=0, description="a whole number, at least 0")]
@@ -37,6 +38,23 @@ KeyOrHash: TypeAlias = Annotated[
 Device: TypeAlias = Annotated[
     str,
     Meta(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$", description="auto, cpu, mps, cuda or cuda:N"),
+]
+
+
+class OwnerQuota(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one owner may have; None is what everybody may."""
+
+    weight: Weight | None = None
+    max_models: Whole | None = None
+    max_queued_samples: Count | None = None
+    max_queued_bytes: Count | None = None
+    max_queued_requests: Count | None = None
+    tokens_per_minute: Whole | None = None
+
+
+Owners: TypeAlias = Annotated[
+    Mapping[str, OwnerQuota],
+    Meta(description="for each owner a table of " + ", ".join(OwnerQuota.__struct_fields__)),
 ]
 
 

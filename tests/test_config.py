@@ -15,6 +15,7 @@ from openrl import config, threads
 from openrl.commands import toml_lines
 from openrl.config import Config, EngineConfig, Limits, ModelSource, SchedulerConfig
 from openrl.errors import UserError
+from openrl.values import OwnerQuota
 from openrl.settings import MODELS, Setting
 
 
@@ -143,6 +144,8 @@ def test_what_kubernetes_injects_for_a_service_is_left_alone() -> None:
         ("[server]\npoll_seconds = inf", ["poll_seconds", "finite"]),
         ("[server]\nmodels = 1", ["server.models"]),
         ("[scheduler]\nowner_weights = { a = 0 }", ["owner_weights", "above 0"]),
+        ("[scheduler.owners.a]\nmax_model = 1", ["scheduler.owners", "'a'", "table", "max_models"]),
+        ("[scheduler.owners.a]\nweight = 0", ["scheduler.owners", "'a'", "weight"]),
         ('[models]\na = { pth = "x" }', ["[models]", "'a'", "path"]),
         ("[models]\na.b = 'x'", ["[models]", "'a'", "quote"]),
         ("[models]\na = ''", ["[models]", "NAME=PATH"]),
@@ -275,3 +278,10 @@ def test_what_show_prints_can_be_read_again(toml) -> None:
     ]
     loaded = config.load(flags, {})
     assert config.load(env={}, file=toml("\n".join(toml_lines(loaded, {})))) == loaded
+
+
+def test_an_owners_quota_is_a_table_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "openrl.toml"
+    file.write_text("[scheduler.owners.alice]\nmax_models = 2\nweight = 1.5\n")
+    given = config.load(env={}, file=file).scheduler.owners
+    assert given == {"alice": OwnerQuota(max_models=2, weight=1.5)}

@@ -21,6 +21,7 @@ from openrl.errors import Forbidden, NotFound
 from openrl.scheduler.core.events import LanePaused, LaneResumed, WeightChanged
 from openrl.scheduler.core.story import Account, PassRecord
 from openrl.types import OwnerId
+from openrl.values import OwnerQuota
 
 ROOT = "/api/v1/openrl"
 
@@ -36,6 +37,8 @@ class Operations:
             web.post(f"{ROOT}/models/{{model_id}}/pause", self.pause),
             web.post(f"{ROOT}/models/{{model_id}}/resume", self.resume),
             web.put(f"{ROOT}/owners/{{owner}}/weight", self.set_weight),
+            web.get(f"{ROOT}/owners/{{owner}}/quota", self.quota),
+            web.put(f"{ROOT}/owners/{{owner}}/quota", self.set_quota),
         ]
 
     # --- looking ---
@@ -92,9 +95,37 @@ class Operations:
         if not auth.is_admin(request):
             raise Forbidden("only an administrator changes weights")
         body = await self._services.read(request, schema.OwnerWeight)
-        owner = OwnerId(self._services.check_id(request.match_info["owner"]))
-        self._services.post(WeightChanged(owner, body.weight))
+        owner = self._owner(request)
+        self._change(owner, OwnerQuota(weight=body.weight))
         return codec.answer(request, {"owner": owner, "weight": body.weight})
+
+    async def quota(self, request: web.Request) -> web.Response:
+        """What an owner may have. The owner itself, or an administrator."""
+        owner = self._owner(request)
+        if owner != auth.owner_of(request) and not auth.is_admin(request):
+            raise NotFound(f"no owner {owner!r}")
+        return self._quota_of(request, owner)
+
+    async def set_quota(self, request: web.Request) -> web.Response:
+        """What an owner may have, for what comes from now on, until the next start; what is not
+        named stays. Administrators alone."""
+        if not auth.is_admin(request):
+            raise Forbidden("only an administrator changes quotas")
+        body = await self._services.read(request, OwnerQuota)
+        owner = self._owner(request)
+        self._change(owner, body)
+        return self._quota_of(request, owner)
+
+    def _change(self, owner: OwnerId, given: OwnerQuota) -> None:
+        quota = self._services.entitlements.change(owner, given)
+        self._services.post(WeightChanged(owner, quota.weight))
+
+    def _quota_of(self, request: web.Request, owner: OwnerId) -> web.Response:
+        quota = asdict(self._services.entitlements.of(owner))
+        return codec.answer(request, {"owner": owner, **quota})
+
+    def _owner(self, request: web.Request) -> OwnerId:
+        return OwnerId(self._services.check_id(request.match_info["owner"]))
 
     # --- who sees what ---
 

@@ -83,6 +83,7 @@ class EngineActor:
         given = (engine, config, catalogue, store, futures, journal, clock, now, on_progress)
         parts = self._parts = Parts(*given, snapshots, securing, self._task_died)
         self.models, self.backlog = parts.models, parts.backlog
+        self.entitlements = parts.entitlements
         self.meter, self.enquiries = parts.meter, parts.enquiries
         self._engine, self._thread, self._tasks = engine, parts.thread, parts.tasks
         self._state, self._allowances = parts.state, parts.allowances

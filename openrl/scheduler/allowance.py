@@ -8,7 +8,7 @@ costs: an optim_step must not pass its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from openrl.scheduler.core.events import Item
@@ -30,16 +30,15 @@ class Bucket:
 
 
 class Allowances:
-    def __init__(self, tokens_per_minute: int) -> None:
-        """0 is no limit."""
+    def __init__(self, tokens_per_minute: Callable[[OwnerId], int]) -> None:
+        """Of an owner at this moment: it may change. 0 is no limit."""
         self.tokens_per_minute = tokens_per_minute
-        self._rate = tokens_per_minute / 60.0
         self._buckets: dict[OwnerId, Bucket] = {}
         self._waiting: set[OwnerId] = set()
 
     def admit(self, item: Item, now: float) -> bool:
         """Whether it goes at once; otherwise it waits here until `due` gives it out."""
-        if not self.tokens_per_minute:
+        if not self.tokens_per_minute(item.owner) and item.owner not in self._waiting:
             return True
         bucket = self._bucket(item.owner, now)
         if not bucket.waiting and bucket.level >= _TOKEN:
@@ -52,7 +51,8 @@ class Allowances:
     def due(self, now: float) -> Iterator[Item]:
         for owner in tuple(self._waiting):
             bucket = self._bucket(owner, now)
-            while bucket.waiting and bucket.level >= _TOKEN:
+            free = not self.tokens_per_minute(owner)
+            while bucket.waiting and (free or bucket.level >= _TOKEN):
                 item = bucket.waiting.pop(next(iter(bucket.waiting)))
                 bucket.level -= cost(item)
                 yield item
@@ -61,7 +61,7 @@ class Allowances:
 
     def wake_at(self) -> float | None:
         """When `due` will have something."""
-        times = [self._when(self._buckets[owner]) for owner in self._waiting]
+        times = [self._when(owner) for owner in self._waiting]
         return min(times, default=None)
 
     def withdraw(self, owner: OwnerId, request_id: RequestId) -> Item | None:
@@ -72,7 +72,7 @@ class Allowances:
     def refund(self, owner: OwnerId, tokens: int) -> None:
         """What a request was counted for and did not use."""
         if bucket := self._buckets.get(owner):
-            bucket.level = min(float(self.tokens_per_minute), bucket.level + tokens)
+            bucket.level = min(float(self.tokens_per_minute(owner)), bucket.level + tokens)
 
     def seconds_left(self, owner: OwnerId, request_id: RequestId, now: float) -> float | None:
         """None for one that does not wait here."""
@@ -84,30 +84,32 @@ class Allowances:
             if item.request_id == request_id:
                 break
             ahead += cost(item)
-        return max(0.0, self._when(bucket) + ahead / self._rate - now)
+        rate = self.tokens_per_minute(owner) / 60.0
+        return max(0.0, self._when(owner) + (ahead / rate if rate else 0.0) - now)
 
-    def _when(self, bucket: Bucket) -> float:
-        return bucket.at + max(0.0, 1.0 - bucket.level) / self._rate
+    def _when(self, owner: OwnerId) -> float:
+        bucket, rate = self._buckets[owner], self.tokens_per_minute(owner) / 60.0
+        return bucket.at + (max(0.0, 1.0 - bucket.level) / rate if rate else 0.0)
 
     def _bucket(self, owner: OwnerId, now: float) -> Bucket:
         bucket = self._buckets.get(owner)
         if bucket is None:
             self._forget_full(now)
-            bucket = self._buckets[owner] = Bucket(float(self.tokens_per_minute), now)
-        self._fill(bucket, now)
+            bucket = self._buckets[owner] = Bucket(float(self.tokens_per_minute(owner)), now)
+        self._fill(owner, bucket, now)
         return bucket
 
-    def _fill(self, bucket: Bucket, now: float) -> None:
-        full = float(self.tokens_per_minute)
-        bucket.level = min(full, bucket.level + (now - bucket.at) * self._rate)
+    def _fill(self, owner: OwnerId, bucket: Bucket, now: float) -> None:
+        full = float(self.tokens_per_minute(owner))
+        bucket.level = min(full, bucket.level + (now - bucket.at) * full / 60.0)
         bucket.at = now
 
     def _forget_full(self, now: float) -> None:
         if len(self._buckets) < BUCKETS:
             return
         for owner, bucket in tuple(self._buckets.items()):
-            self._fill(bucket, now)
-            if not bucket.waiting and bucket.level >= self.tokens_per_minute:
+            self._fill(owner, bucket, now)
+            if not bucket.waiting and bucket.level >= self.tokens_per_minute(owner):
                 del self._buckets[owner]
 
 

@@ -78,7 +78,7 @@ class Enquiries:
         if self._loading.failure is not None:
             return f"{self._loading.failure.message}; it goes on when the server is back"
         if (left := self._rate_limited(request_id)) is not None:
-            rate = self._allowances.tokens_per_minute
+            rate = self._allowances.tokens_per_minute(pending.work.owner)
             return f"waiting for your rate of {rate} tokens per minute: about {left:.0f} s"
         if not self._loading.ready:
             for status in self.status():

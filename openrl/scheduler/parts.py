@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from openrl.actors import EngineThread, Tasks
@@ -18,6 +19,7 @@ from openrl.scheduler.completion import Completion
 from openrl.scheduler.controls import Controls
 from openrl.scheduler.core.state import State
 from openrl.scheduler.enquiries import Enquiries
+from openrl.scheduler.entitlements import Entitlements
 from openrl.scheduler.loading import Loading
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
@@ -56,9 +58,10 @@ class Parts:
         self.tasks = Tasks(task_died)
         self.models = Models(Pins(config.pinned_versions, config.pinned_bytes))
         self.backlog = Backlog(clock)
-        self.state = State(config)
+        self.entitlements = Entitlements(config)
+        self.state = State(replace(config, owner_weights=self.entitlements.weights()))
         self.loading = Loading(on_progress)
-        self.allowances = Allowances(config.tokens_per_minute)
+        self.allowances = Allowances(self.entitlements.rate)
         self.meter = Meter(catalogue.usage, self.models, now)
         # Half of the journal may wait for snapshots; the rest is answers and room for cleaning.
         rhythm = Rhythm(securing.replay_seconds, securing.max_bytes // 2)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 
-from openrl.config import SchedulerConfig
 from openrl.errors import Overloaded, UserError
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.entitlements import Entitlements
 from openrl.scheduler.models import Models
 from openrl.scheduler.pending import payload_bytes
 from openrl.types import OwnerId, Sample, Work
@@ -20,9 +20,9 @@ from openrl.types import OwnerId, Sample, Work
 
 class Quotas:
     def __init__(
-        self, config: SchedulerConfig, backlog: Backlog, models: Models, hold_seconds: float
+        self, allowed: Entitlements, backlog: Backlog, models: Models, hold_seconds: float
     ) -> None:
-        self._config = config
+        self._allowed = allowed
         self._backlog = backlog
         self._models = models
         self._hold_seconds = hold_seconds
@@ -30,10 +30,10 @@ class Quotas:
 
     def check_samples(self, owner: OwnerId) -> None:
         """Raises `Overloaded` with the time in which some will probably have been answered."""
-        share, config = self._backlog.share(owner), self._config
+        share, quota = self._backlog.share(owner), self._allowed.of(owner)
         for count, bound, what in (
-            (share.samples, config.max_queued_samples, "samples"),
-            (share.requests, config.max_queued_requests, "requests"),
+            (share.samples, quota.max_queued_samples, "samples"),
+            (share.requests, quota.max_queued_requests, "requests"),
         ):
             if count >= bound:
                 raise Overloaded(
@@ -43,7 +43,7 @@ class Quotas:
 
     def check_models(self, owner: OwnerId) -> None:
         """Counts the one to be made, which is among the owner's models already."""
-        most = self._config.max_models
+        most = self._allowed.of(owner).max_models
         if most and self._models.alive(owner) > most:
             raise UserError(
                 f"{most} models are in memory for you, the most that this server keeps for one "
@@ -77,17 +77,17 @@ class Quotas:
     def _has_room(self, work: Work) -> bool:
         """A request larger than the bound itself comes in when its owner has nothing else;
         one without data always does, but for the bound on requests."""
-        share = self._backlog.share(work.owner)
-        if share.requests >= self._config.max_queued_requests:
+        share, quota = self._backlog.share(work.owner), self._allowed.of(work.owner)
+        if share.requests >= quota.max_queued_requests:
             return False
         more = payload_bytes(work.operation)
         together = share.payload_bytes + more
-        return 0 in (share.payload_bytes, more) or together <= self._config.max_queued_bytes
+        return 0 in (share.payload_bytes, more) or together <= quota.max_queued_bytes
 
     def _too_much(self, work: Work) -> str:
-        share = self._backlog.share(work.owner)
+        share, quota = self._backlog.share(work.owner), self._allowed.of(work.owner)
         return (
             f"{share.requests} requests with {share.payload_bytes} bytes are queued for you, at "
-            f"most {self._config.max_queued_requests} with {self._config.max_queued_bytes}: "
+            f"most {quota.max_queued_requests} with {quota.max_queued_bytes}: "
             "try again"
         )

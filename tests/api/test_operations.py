@@ -108,6 +108,25 @@ async def test_a_paused_model_waits_and_says_so(http: Http) -> None:
     assert "loss:sum" in (await http.result(promise))["metrics"]
 
 
+async def test_quotas_are_an_administrators_to_change_and_ones_own_to_see(http: Http) -> None:
+    owner = (await stats(http))["owner"]
+    route = f"openrl/owners/{owner}/quota"
+    assert (await http.ask("PUT", route, {"max_models": 4}))[0] == 403
+    assert (await http.as_other().ask("GET", route))[0] == 404
+    admin = http.as_other(ADMIN)
+    for wrong in ({"max_models": -1}, {"max_adapters": 3}, {"weight": 0}):
+        assert (await admin.ask("PUT", route, wrong))[0] == 400
+    status, changed = await admin.ask("PUT", route, {"max_models": 1, "weight": 4.0})
+    assert (status, changed["max_models"], changed["weight"]) == (200, 1, 4.0)
+    status, seen = await http.ask("GET", route)
+    assert (status, seen) == (200, changed)
+    session_id = await http.new_session()
+    await http.new_model(session_id)
+    creation = {"session_id": session_id, "base_model": MODEL, "lora_config": {"rank": 8}}
+    refused = await http.done("create_model", {**creation, "model_seq_id": 1})
+    assert "1 models are in memory for you" in refused["error"]
+
+
 async def test_weights_are_an_administrators(http: Http, node: Node) -> None:
     owner = (await stats(http))["owner"]
     route = f"openrl/owners/{owner}/weight"

@@ -1,5 +1,6 @@
 """Tokens per minute, on a clock of our own."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.core_driver import item, sample
@@ -13,18 +14,22 @@ def work(seq: int, tokens: int, owner: str = "a") -> Item:
     return item("m", seq, owner=owner, atoms=(tokens,))
 
 
+def limited(tokens_per_minute: int) -> Allowances:
+    return Allowances(lambda _: tokens_per_minute)
+
+
 def gone(allowances: Allowances, now: float) -> list[int]:
     return [each.seq_id for each in allowances.due(now)]
 
 
 def test_without_a_rate_everything_goes() -> None:
-    allowances = Allowances(0)
+    allowances = limited(0)
     assert allowances.admit(work(1, 10**9), 0.0)
     assert allowances.wake_at() is None
 
 
 def test_a_minutes_worth_goes_at_once_and_the_rest_when_it_is_there() -> None:
-    allowances = Allowances(600)  # 10 a second
+    allowances = limited(600)  # 10 a second
     assert allowances.admit(work(1, 600), 0.0)
     assert not allowances.admit(work(2, 50), 0.0)
     assert not allowances.admit(work(3, 50), 0.0)
@@ -38,14 +43,27 @@ def test_a_minutes_worth_goes_at_once_and_the_rest_when_it_is_there() -> None:
 
 
 def test_more_than_a_minutes_worth_goes_too_and_is_paid_for_afterwards() -> None:
-    allowances = Allowances(60)
+    allowances = limited(60)
     assert allowances.admit(work(1, 6000), 0.0)
     assert not allowances.admit(work(2, 1), 0.0)
     assert allowances.seconds_left(OwnerId("a"), RequestId("m:2"), 0.0) == 6000 - 60 + 1
 
 
+def test_a_new_rate_holds_for_what_waits_already() -> None:
+    rates = {"a": 60}
+    allowances = Allowances(lambda owner: rates[owner])
+    assert allowances.admit(work(1, 6000), 0.0)
+    assert not allowances.admit(work(2, 10), 0.0)
+    rates["a"] = 6000
+    assert allowances.wake_at() == pytest.approx(59.41, abs=0.01)
+    rates["a"] = 0
+    assert allowances.wake_at() == 0.0
+    assert gone(allowances, 1.0) == [2]
+    assert allowances.admit(work(3, 10**9), 1.0)
+
+
 def test_nothing_overtakes_what_its_owner_sent_before() -> None:
-    allowances = Allowances(60)
+    allowances = limited(60)
     assert allowances.admit(work(1, 61), 0.0)
     assert not allowances.admit(work(2, 10), 0.0)
     step = item("m", 3, kind="optim_step", owner="a")
@@ -56,14 +74,14 @@ def test_nothing_overtakes_what_its_owner_sent_before() -> None:
 
 
 def test_owners_do_not_wait_for_each_other() -> None:
-    allowances = Allowances(60)
+    allowances = limited(60)
     assert allowances.admit(work(1, 1000), 0.0)
     assert not allowances.admit(work(2, 1), 0.0)
     assert allowances.admit(work(1, 1, owner="b"), 0.0)
 
 
 def test_what_a_sample_did_not_use_comes_back() -> None:
-    allowances = Allowances(600)
+    allowances = limited(600)
     one = sample("s", 1, owner="a", prompt=100, rows=2, new=250)
     assert cost(one) == 600
     assert allowances.admit(one, 0.0)
@@ -76,7 +94,7 @@ def test_what_a_sample_did_not_use_comes_back() -> None:
 
 
 def test_what_is_taken_back_costs_nothing_and_blocks_nobody() -> None:
-    allowances = Allowances(60)
+    allowances = limited(60)
     assert allowances.admit(work(1, 60), 0.0)
     assert not allowances.admit(work(2, 6000), 0.0)
     assert not allowances.admit(work(3, 1), 0.0)
@@ -88,7 +106,7 @@ def test_what_is_taken_back_costs_nothing_and_blocks_nobody() -> None:
 
 
 def test_full_buckets_are_forgotten() -> None:
-    allowances = Allowances(60)
+    allowances = limited(60)
     assert allowances.admit(work(1, 1000, owner="poor"), 0.0)
     for number in range(2 * BUCKETS):
         assert allowances.admit(work(1, 1, owner=f"o{number}"), number / 10)
@@ -103,7 +121,7 @@ def test_full_buckets_are_forgotten() -> None:
 def test_the_rate_holds_over_any_time(arrivals: list[tuple[float, int]], rate: int) -> None:
     """All that has gone by a time is at most a minute's worth, the time's, and the last one's
     debt; and everything goes, in order."""
-    allowances, now, spent, last, order = Allowances(rate), 0.0, 0, 0, []
+    allowances, now, spent, last, order = limited(rate), 0.0, 0, 0, []
 
     def went(seq: int, tokens: int) -> None:
         nonlocal spent, last

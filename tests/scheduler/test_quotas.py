@@ -13,6 +13,7 @@ from openrl.engines.base import DecodePass, OptimPass, Pass, TrainPass
 from openrl.engines.fake import FakeEngine
 from openrl.errors import Cancelled, Overloaded
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.entitlements import Entitlements
 from openrl.types import (
     AdamParams,
     CreateModel,
@@ -23,6 +24,7 @@ from openrl.types import (
     SamplerTarget,
     UnloadModel,
 )
+from openrl.values import OwnerQuota
 
 CONFIG = SchedulerConfig(gap_seconds=0.05, atom_tokens=8)
 ONE = training([datum([1], [2])])
@@ -57,10 +59,24 @@ async def test_an_owner_has_so_many_models_and_no_more(tmp_path: Path) -> None:
         await whole.does("s:train:3", third)
 
 
+async def test_an_owner_has_a_quota_of_its_own_and_a_new_one_at_once(tmp_path: Path) -> None:
+    config = replace(CONFIG, max_models=2, owners={BOB: OwnerQuota(max_models=1)})
+    async with shell(tmp_path, config=config) as whole:
+        await whole.model("s:train:0")
+        await whole.model("s:train:1")
+        await whole.model("t:train:0", owner=BOB)
+        another = CreateModel(BASE, LoraConfig(rank=8))
+        failed = await whole.fails("t:train:1", another, owner=BOB)
+        assert "1 models" in failed.error.message
+        whole.actor.entitlements.change(BOB, OwnerQuota(max_models=2))
+        await whole.model("t:train:2", owner=BOB)
+        assert whole.actor.entitlements.of(ALICE).max_models == 2
+
+
 async def test_samples_over_the_bound_on_requests_are_put_off(tmp_path: Path) -> None:
     gate = Gate(DecodePass)
     config = replace(CONFIG, max_queued_requests=2)
-    async with shell(tmp_path, gate.engine, config) as whole:
+    async with shell(tmp_path, gate.engine, config, hold_seconds=30.0) as whole:
         lane, target = await whole.model(), SamplerTarget(BASE)
         sent = [await whole.send("s:sample:0", sample([1]), target=target) for _ in range(2)]
         with pytest.raises(Overloaded, match="2 requests") as refused:
@@ -157,3 +173,15 @@ def test_the_time_to_the_next_answer_is_learned() -> None:
     assert backlog.seconds_to_next(ALICE) == pytest.approx(18.0)
     now[0] = 500.0
     assert backlog.seconds_to_next(ALICE) == 30.0
+
+
+def test_what_an_owner_may_have_is_said_in_three_places() -> None:
+    """The configuration for all, the one for the owner, and what an administrator said last."""
+    owners = {ALICE: OwnerQuota(weight=3.0, tokens_per_minute=60)}
+    config = replace(CONFIG, owner_weights={ALICE: 2.0, BOB: 0.5}, owners=owners)
+    allowed = Entitlements(config)
+    assert allowed.weights() == {ALICE: 3.0, BOB: 0.5}
+    assert (allowed.rate(ALICE), allowed.rate(BOB)) == (60, 0)
+    changed = allowed.change(ALICE, OwnerQuota(tokens_per_minute=0, max_queued_samples=3))
+    assert (changed.weight, changed.tokens_per_minute, changed.max_queued_samples) == (3.0, 0, 3)
+    assert allowed.of(BOB).max_queued_samples == CONFIG.max_queued_samples
