@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openrl.journal.files import FileOperations
-from openrl.journal.index import Entry, Index, Segment
+from openrl.journal.index import Index
+from openrl.journal.lanes import Entry, Segment
 from openrl.journal.recovery import Payloads
 from openrl.journal.segments import SegmentName
 from openrl.journal.writer import Item
@@ -47,7 +48,7 @@ class Cleaner:
                 await self._rewrite(segment)
 
     def _is_worth_it(self, segment: Segment) -> bool:
-        if segment.unreadable:
+        if segment.unreadable and segment.entries:
             return False
         full = sum(each.size for each in self.index.segments.values()) > self.max_bytes
         most = _WORTH_IT if full else _MOSTLY_DEAD

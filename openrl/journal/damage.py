@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from openrl.journal.index import Entry, Index, Lane
+from openrl.journal.index import Index
+from openrl.journal.lanes import Entry, Lane
 from openrl.journal.reading import Contents, File, Region
 from openrl.journal.segments import Opening
 
@@ -32,7 +33,10 @@ class Damage:
         self._blamed = set(self._perhaps_in_regions(contents))
 
     def of(self, lane: Lane) -> str | None:
-        """What a living model lost."""
+        """What a living model lost. What an earlier start found is remembered: the holes may have
+        been cleaned away since."""
+        if lane.damage is not None:
+            return lane.damage.header.name
         if unsound := [entry for entry in _needed(lane) if not entry.sound]:
             entry = unsound[0]
             return (

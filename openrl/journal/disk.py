@@ -12,7 +12,8 @@ from openrl.actors import Tasks
 from openrl.journal.cleaning import Cleaner
 from openrl.journal.encoding import pack
 from openrl.journal.files import FileOperations, LocalFiles
-from openrl.journal.index import Entry, Index, Segment
+from openrl.journal.index import Index
+from openrl.journal.lanes import Entry, Segment
 from openrl.journal.protocol import JournalStatistics
 from openrl.journal.reading import Contents, read_directory
 from openrl.journal.records import FRAME, Header, Kind, pack_header
@@ -94,12 +95,19 @@ class DiskJournal:
         journal = cls(directory, files, index, contents, segment_bytes, max_bytes, pauses)
         for lane in [each for each in index.lanes.values() if each.failed]:
             journal.ended(lane.model_id)
+        for model in recovered.models:
+            if model.damage is not None and index.lanes[model.model_id].damage is None:
+                header = Header(Kind.DAMAGED, index.next_lsn, model.model_id, name=model.damage)
+                journal._append(header)
         return journal, recovered
 
     async def aclose(self) -> None:
         """Makes durable what can be made durable at once."""
         await self._tasks.close()
         await self._writer.close()
+        await asyncio.sleep(0)  # what the writer said last
+        for _, waiter in self._waiters:
+            waiter.cancel()
 
     # --- what is told ---
 

@@ -13,75 +13,10 @@ one by the snapshot, which says which of those before it were `kept`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 
+from openrl.journal.lanes import Entry, Lane, Segment
 from openrl.journal.records import Header, Kind
 from openrl.types import ModelId, RequestId
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A record and where it is: in `segment` at `offset`, or with segment 0 in memory only.
-    `holds` counts the reasons to keep it."""
-
-    header: Header
-    size: int
-    segment: int = 0
-    offset: int = 0
-    sound: bool = True
-    holds: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Segment:
-    """`live` bytes of `size` are needed: those of `entries`. `erase`: holds something of a model
-    that has ended. `changed`: the lsn that came next when something of it was last given up; the
-    segment may go once all before that is durable."""
-
-    number: int
-    salt: int
-    size: int = 0
-    live: int = 0
-    entries: set[Entry] = field(default_factory=set)
-    lanes: set[str] = field(default_factory=set)
-    erase: bool = False
-    unreadable: bool = False
-    changed: int = 0
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """`accepted` works without an outcome or to be replayed; `committed` outcomes to be replayed,
-    in order; `bytes` of both. `started`: the attempts at works without an outcome. `answers`: the
-    outcomes that are kept. A lane with an `end` needs nothing else."""
-
-    model_id: ModelId
-    owner: str = ""
-    creation: Entry | None = None
-    created: Entry | None = None
-    snapshot: Entry | None = None
-    accepted: dict[str, Entry] = field(default_factory=dict)
-    committed: dict[str, Entry] = field(default_factory=dict)
-    started: dict[str, list[Entry]] = field(default_factory=dict)
-    answers: dict[str, Entry] = field(default_factory=dict)
-    end: Entry | None = None
-    count: int = 0
-    last_seq: int = 0
-    bytes: int = 0
-
-    @property
-    def failed(self) -> bool:
-        """The creation did: there is no model."""
-        return self.created is not None and self.created.header.failed
-
-    @property
-    def pending(self) -> list[Entry]:
-        done = self.created.header.request_id if self.created else None
-        return [
-            entry
-            for request_id, entry in self.accepted.items()
-            if request_id not in self.committed and request_id != done
-        ]
 
 
 class Index:
@@ -117,6 +52,9 @@ class Index:
                 self._snapshot(lane, entry)
             case Kind.ENDED:
                 self._ended(lane, entry)
+            case Kind.DAMAGED if lane.end is None and lane.damage is None:
+                lane.damage = entry
+                self._hold(entry)
 
     def forget(self, request_ids: Collection[RequestId]) -> None:
         for request_id in request_ids:
@@ -252,7 +190,7 @@ class Index:
     def _ended(self, lane: Lane, entry: Entry) -> None:
         if lane.end is not None:
             return
-        for held in (lane.created, lane.snapshot):
+        for held in (lane.created, lane.snapshot, lane.damage):
             if held is not None:
                 self._release(held)
         for entries in (lane.accepted, lane.committed):
@@ -262,7 +200,7 @@ class Index:
             for attempt in attempts:
                 self._release(attempt)
         lane.started.clear()
-        lane.creation = lane.created = lane.snapshot = None
+        lane.creation = lane.created = lane.snapshot = lane.damage = None
         lane.end = entry
         self._hold(entry)
         for segment in self.segments.values():

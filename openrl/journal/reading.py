@@ -7,6 +7,7 @@ the last one a mark says so. Anything else that cannot be read is damage.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from openrl.errors import UserError
 from openrl.journal.files import FileOperations
-from openrl.journal.index import Entry
+from openrl.journal.lanes import Entry
 from openrl.journal.records import Kind
 from openrl.journal.segments import (
     Found,
@@ -99,14 +100,15 @@ def _number(named: tuple[SegmentName, Path]) -> int:
 
 
 def _check_writable(directory: Path, files: FileOperations) -> None:
+    """A disk that is full may be so because of the journal, which can make room."""
     probe = directory / "probe"
-    probe.unlink(missing_ok=True)
-    file = files.create(probe)
     try:
-        files.write(file, b"x")
-    finally:
-        files.close(file)
+        probe.unlink(missing_ok=True)
+        files.close(files.create(probe))
         files.unlink(probe)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def _read(name: SegmentName, path: Path, files: FileOperations) -> File:

@@ -36,6 +36,7 @@ class Kind(StrEnum):
     COMMITTED = "committed"
     SNAPSHOT = "snapshot"
     ENDED = "ended"
+    DAMAGED = "damaged"  # found to be at a start: `name` says how
 
 
 @dataclass(frozen=True, slots=True)

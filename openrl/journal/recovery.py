@@ -10,7 +10,8 @@ from openrl.errors import ServerError
 from openrl.journal.damage import Damage
 from openrl.journal.encoding import unpack
 from openrl.journal.files import FileOperations
-from openrl.journal.index import Entry, Index, Lane, Segment
+from openrl.journal.index import Index
+from openrl.journal.lanes import Entry, Lane, Segment
 from openrl.journal.reading import Contents
 from openrl.journal.recovered import Answer, Executed, Recovered, RecoveredModel, Snapshot
 from openrl.journal.segments import SegmentName, parts_of
@@ -53,7 +54,7 @@ class Payloads:
         return self._index.lanes.get(request_id.rpartition(":")[0])
 
     def _read(self, entry: Entry | None, request_id: RequestId) -> Any:
-        if entry is None:
+        if entry is None or not entry.segment:
             raise ServerError(f"{request_id} is not in the journal")
         try:
             record = self.record(entry)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openrl.journal.files import FileOperations
-from openrl.journal.index import Entry
+from openrl.journal.lanes import Entry
 from openrl.journal.records import Buffer, Header, Kind, frame
 from openrl.journal.segments import Opening, SegmentName, durable_record, opening_record
 

@@ -172,6 +172,12 @@ async def test_damage_is_told_to_whom_it_concerns(tmp_path: Path, part: str) -> 
     assert seen(recovered)[A] == story.now[A]
     assert seen(recovered)[C] == story.now[C]
 
+    journal, _ = await DiskJournal.open(tmp_path, files=QuickFiles())
+    await journal.aclose()
+    path.unlink()  # as cleaning might, when all of it is copied
+    (left,) = (model for model in opened(tmp_path).models if model.model_id == B)
+    assert left.damage == damaged[B]
+
 
 async def test_a_segment_that_is_gone_is_damage(told: tuple[Path, Story]) -> None:
     directory, story = told
