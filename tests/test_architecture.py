@@ -32,6 +32,7 @@ SHELL = (
     "models",
     "runner",
     "quotas",
+    "entitlements",
     "inbox",
     "parts",
     "publishing",

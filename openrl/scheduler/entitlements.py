@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from openrl.config import SchedulerConfig
 from openrl.types import OwnerId
@@ -49,11 +50,10 @@ class Entitlements:
         self._own[owner] = OwnerQuota(**merged)
         return self.of(owner)
 
-    def _value(self, owner: OwnerId, name: str) -> float:
-        own: float | None = getattr(self._own.get(owner), name, None)
+    def _value(self, owner: OwnerId, name: str) -> Any:
+        own = getattr(self._own.get(owner), name, None)
         if own is not None:
             return own
         if name == "weight":
             return self._config.owner_weights.get(owner, 1.0)
-        value: float = getattr(self._config, name)
-        return value
+        return getattr(self._config, name)
