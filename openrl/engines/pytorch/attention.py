@@ -206,10 +206,23 @@ def _softcapped(
     mask_LL: Tensor | None,
     softcap: float,
 ) -> Tensor:
-    """Written out, since no fused kernel caps scores."""
     length = q_BHLD.shape[2]
     if mask_LL is None:
         mask_LL = window_mask(length, length, q_BHLD.device)
-    scores = torch.tanh(q_BHLD @ k_BHLD.transpose(2, 3) * (scaling / softcap)) * softcap
-    scores = scores.masked_fill(~mask_LL, float("-inf"))
-    return scores.softmax(-1, dtype=torch.float32).to(v_BHLD.dtype) @ v_BHLD
+    blank_LL = q_BHLD.new_zeros(mask_LL.shape)
+    hidden_LL = blank_LL.masked_fill_(~mask_LL, float("-inf"))
+    return softcapped_attention(q_BHLD, k_BHLD, v_BHLD, hidden_LL, scaling, softcap)
+
+
+def softcapped_attention(
+    q_BHLD: Tensor,
+    k_BHMD: Tensor,
+    v_BHMD: Tensor,
+    mask: Tensor,
+    scaling: float,
+    softcap: float,
+) -> Tensor:
+    """[B, H, L, D], written out, since no fused kernel caps scores. `mask` is added to them: 0
+    where a query sees, else -inf."""
+    scores = torch.tanh(q_BHLD @ k_BHMD.transpose(2, 3) * (scaling / softcap)) * softcap + mask
+    return scores.softmax(-1, dtype=torch.float32).to(v_BHMD.dtype) @ v_BHMD

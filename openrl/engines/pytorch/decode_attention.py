@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from openrl.engines.pytorch.attention import repeat_heads, softcapped_attention
 from openrl.engines.pytorch.kvcache import Shelf
 
 _HIDDEN = float("-inf")
@@ -93,18 +94,11 @@ def _attend_grouped(
     kv_heads, capacity = k_NKCD.shape[1:3]
     q_NKGD = q_NHD.unflatten(1, (kv_heads, heads // kv_heads))
     if softcap is not None:
-        out = _softcapped(q_NKGD, k_NKCD, v_NKCD, mask_N11C, scaling, softcap)
+        out = softcapped_attention(q_NKGD, k_NKCD, v_NKCD, mask_N11C, scaling, softcap)
     else:
         mask = mask_N11C.expand(n, kv_heads, heads // kv_heads, capacity)
         out = F.scaled_dot_product_attention(q_NKGD, k_NKCD, v_NKCD, attn_mask=mask, scale=scaling)
     return out.reshape(n, heads, dim)
-
-
-def _softcapped(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float, softcap: float
-) -> Tensor:
-    scores = torch.tanh(q @ k.transpose(2, 3) * (scaling / softcap)) * softcap + mask
-    return scores.softmax(-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 def _join(parts: list[Tensor], q_THD: Tensor) -> Tensor:
@@ -186,8 +180,8 @@ def _attend_chunk(
     """[S, H, D]."""
     if softcap is not None:
         groups = q_HSD.shape[0] // k_KED.shape[0]
-        k, v = (x.repeat_interleave(groups, 0)[None] for x in (k_KED, v_KED))
-        out = _softcapped(q_HSD[None], k, v, mask_SE, scaling, softcap)
+        k, v = (repeat_heads(x[None], groups) for x in (k_KED, v_KED))
+        out = softcapped_attention(q_HSD[None], k, v, mask_SE, scaling, softcap)
     else:
         out = F.scaled_dot_product_attention(
             q_HSD[None],
