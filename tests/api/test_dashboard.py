@@ -127,7 +127,9 @@ async def test_it_says_why_a_job_waits_and_can_hold_it(tmp_path: Path) -> None:
 
 
 async def test_it_survives_a_restart_of_the_server(tmp_path: Path) -> None:
-    """The numbers of passes begin anew with a server's life, and so does the page."""
+    """The numbers of passes begin anew with a server's life, and so does the page; jobs that the
+    server goes on with are there again."""
+    boot = "document.getElementById('main').dataset.boot"
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(aiohttp.ClientSession())
         async with serving(tmp_path) as node:
@@ -135,14 +137,16 @@ async def test_it_survives_a_restart_of_the_server(tmp_path: Path) -> None:
             await job(Http(node.address, session), "before")
             await look.open()
             await look.until_jobs("before")
+            earlier = await look.page.evaluate(boot)
         await look.sees("#status", "reconnecting")
         port = int(node.address.rpartition(":")[2])
         async with serving(tmp_path, replace(CONFIG, port=port)) as node:
             await look.sees("#status", "live")
-            await look.until_jobs()
+            assert await look.page.evaluate(boot) != earlier
             await job(Http(node.address, session), "after")
-            await look.until_jobs("after")
-            assert await look.passes() == 2
+            await look.until("document.querySelector('#jobs').textContent.includes('after')")
+            ran = sum(node.actor.enquiries.statistics().passes.values())
+            await look.until(f"document.querySelector('canvas').dataset.passes === '{ran}'")
         refused = "ERR_CONNECTION_REFUSED"  # the browser's own line, for each try in between
         assert [each for each in look.complaints if refused not in each] == []
 

@@ -37,6 +37,7 @@ let state = "connecting";
 function welcome() {
   $("login").hidden = true;
   $("main").hidden = false;
+  $("main").dataset.boot = store.boot;
   $("leave").hidden = !key.get();
   const { owner, admin, keyless } = store.viewer;
   $("viewer").textContent = admin ? (key.get() ? "administrator" : "this machine, all jobs") : `owner ${ownerName(owner)}`;
