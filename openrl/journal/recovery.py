@@ -15,7 +15,9 @@ from openrl.journal.lanes import Entry, Lane, Segment
 from openrl.journal.reading import Contents
 from openrl.journal.recovered import Answer, Executed, Recovered, RecoveredModel, Snapshot
 from openrl.journal.segments import SegmentName, parts_of
-from openrl.types import Outcome, OwnerId, RequestId, Work
+from openrl.types import CreateModel, CreateModelFromCheckpoint, Outcome, OwnerId, RequestId, Work
+
+_CREATIONS = {CreateModel.__name__, CreateModelFromCheckpoint.__name__}
 
 
 class Payloads:
@@ -110,12 +112,14 @@ def _model(lane: Lane, damage: Damage, payloads: Payloads) -> RecoveredModel:
     harm = damage.of(lane)
     creation, created = None, None
     try:
-        if lane.creation is not None:
+        if lane.creation is not None and lane.creation.header.operation in _CREATIONS:
             creation = payloads.work(RequestId(lane.creation.header.request_id))
         if lane.created is not None:
             created = payloads.outcome(RequestId(lane.created.header.request_id))
     except ServerError as error:
         harm = harm or error.message
+    if creation is None:
+        harm = harm or "the model's creation is missing"
     return RecoveredModel(
         model_id=lane.model_id,
         owner=OwnerId(lane.owner),
