@@ -16,7 +16,7 @@ ARGS ?=
 # One thread: torch's threads spin, and tests beside other work then slow to a crawl.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: test check sdk-matrix demo bench docs proto clean
+.PHONY: test check sdk-matrix crash-storm demo bench docs proto clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.for-dev
@@ -31,6 +31,10 @@ check: $(VENV)/.for-dev
 # Every version of the SDK that changed the wire; ARGS="0.20.0" for one.
 sdk-matrix: $(VENV)/.for-dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/sdk/matrix.py $(ARGS)
+
+# A hundred deaths of a server while a loop trains.
+crash-storm: $(VENV)/.for-dev
+	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/crash/storm.py $(ARGS)
 
 demo: $(VENV)/.for-demo
 	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)
