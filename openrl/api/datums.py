@@ -15,7 +15,8 @@ import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from openrl.api import schema, tensors, wire_pb2
+from openrl.api import codec, schema, tensors, wire_pb2
+from openrl.api.codec import Encoding
 from openrl.api.malformed import or_malformed
 from openrl.api.tensors import ElementBudget
 from openrl.config import Limits
@@ -38,6 +39,13 @@ class Call:
     model_id: str
     seq_id: int
     operation: ForwardBackward | Malformed
+
+
+def decode(raw: bytes, encoding: Encoding, forward_only: bool, limits: Limits) -> Call:
+    """Raises `UserError` for what cannot be read at all."""
+    if encoding is Encoding.PROTOBUF:
+        return from_protobuf(raw, forward_only, limits)
+    return from_schema(codec.parse(raw, encoding, schema.ForwardBackward), forward_only, limits)
 
 
 # --- JSON and msgpack -----------------------------------------------------------------------

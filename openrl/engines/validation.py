@@ -39,6 +39,7 @@ _MIN_TTL = 3600
 _MAX_TTL = 10 * 366 * 24 * 3600
 _MAX_ALPHA = 1e6  # near the end of float32 the scale of an adapter is no number
 _SEEDS = range(-(2**63), 2**64)
+_UNSIGNED = {4: np.uint32, 8: np.uint64}
 
 
 def check_training(operation: TrainingOperation, info: BaseModelInfo, limits: Limits) -> None:
@@ -212,7 +213,8 @@ def _rows_of(given: Array, length: int) -> bool:
 
 
 def _check_tokens(index: int, field: str, tokens: Array, vocab: int) -> None:
-    outside = (tokens < 0) | (tokens >= vocab)
+    # A negative id is beyond every vocabulary when it is read as unsigned: one comparison.
+    outside = tokens.view(_UNSIGNED[tokens.dtype.itemsize]) >= vocab
     if outside.any():
         where = tuple(int(i) for i in np.argwhere(outside)[0])
         raise InvalidDatum(
