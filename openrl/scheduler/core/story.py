@@ -31,8 +31,9 @@ LEVELS = ("lane", "session", "owner")
 class PassRecord:
     """One finished pass. `seconds` is measured engine time, `who` are owners, `requests` those
     that had a part in it. `tokens` hold the `prefilled` ones, of prompts and of rows that came
-    back; `rows` are the sequences of a slice. `waits` are the seconds from acceptance to this pass, of each request that it is the
-    first to serve; `used` the engine seconds that each of `lanes` is charged."""
+    back; `rows` are the sequences of a slice. `waits` are the seconds from acceptance to this pass,
+    of each request that it is the first to serve; `used` the engine seconds that each of `lanes`
+    is charged."""
 
     pass_id: PassId
     kind: PassKind
