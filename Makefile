@@ -16,7 +16,7 @@ ARGS ?=
 # One thread: torch's threads spin, and tests beside other work then slow to a crawl.
 PYTEST = OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
 
-.PHONY: test check sdk-matrix crash-storm demo bench docs proto clean
+.PHONY: test check sdk-matrix cookbook crash-storm demo bench docs proto clean
 .DELETE_ON_ERROR:
 
 test: $(VENV)/.for-dev
@@ -35,6 +35,10 @@ sdk-matrix: $(VENV)/.for-dev
 # A hundred deaths of a server while a loop trains.
 crash-storm: $(VENV)/.for-dev
 	OMP_NUM_THREADS=1 $(VENV)/bin/python tests/crash/storm.py $(ARGS)
+
+# Recipes of tinker-cookbook, unmodified; see tests/cookbook/README.md.
+cookbook: $(VENV)/.for-dev
+	$(VENV)/bin/python tests/cookbook/run.py $(ARGS)
 
 demo: $(VENV)/.for-demo
 	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)

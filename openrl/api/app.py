@@ -25,6 +25,7 @@ from openrl.api.search import Search
 from openrl.api.service import Service
 from openrl.api.services import Services
 from openrl.api.sessions import Sessions
+from openrl.api.traces import Traces
 from openrl.api.training import Training
 from openrl.api.turnstile import Turnstile
 from openrl.api.visitors import visitors
@@ -48,6 +49,7 @@ GROUPS = (
     Runs,
     Checkpoints,
     Downloads,
+    Traces,
     OpenAI,
     Anthropic,
     Operations,

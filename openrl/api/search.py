@@ -28,7 +28,6 @@ class Search:
         return [
             web.post("/api/v1/sessions/search", self.search),
             web.put("/api/v1/sessions/{session_id}/project", self.set_project),
-            web.get("/api/v1/sessions/{session_id}/trace_export", self.trace),
         ]
 
     async def search(self, request: web.Request) -> web.Response:
@@ -102,12 +101,6 @@ class Search:
             owner, "project_session_assign", session_id=session_id, project_id=project
         )
         return codec.answer(request, {})
-
-    async def trace(self, request: web.Request) -> web.Response:
-        """Said in the answer and not by a status: the SDK shows this text to people."""
-        self._services.session(request.match_info["session_id"], auth.owner_of(request))
-        reason = "this server records no timeline of a session that could be exported"
-        return codec.answer(request, {"status": "failed", "error": reason})
 
 
 def _named(body: SearchSessions, session: Session) -> bool:

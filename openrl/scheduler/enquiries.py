@@ -132,6 +132,10 @@ class Enquiries:
     def story(self, lane: str) -> tuple[StoryLine, ...]:
         return self._state.story(lane)
 
+    def stories(self, prefix: str) -> tuple[StoryLine, ...]:
+        """Of all lanes whose names begin so: a session's, say."""
+        return self._state.chronicle.stories(prefix)
+
     def request_story(self, request_id: RequestId) -> tuple[StoryLine, ...]:
         return self._state.chronicle.of_request(request_id)
 

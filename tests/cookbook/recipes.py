@@ -234,8 +234,7 @@ RECIPES: tuple[Recipe, ...] = (
     ),
     recipe(
         "several optimizer steps", "math_rl.train",
-        (*ARITHMETIC, "max_steps=4", "num_substeps=2", "compute_post_kl=true",
-         "kl_penalty_coef=0.1"),
+        (*ARITHMETIC, "max_steps=4", "num_substeps=2", "compute_post_kl=true"),
         "ends; sampler and trainer agree", near_zero, lambda run: steps(run, 4),
     ),
     *(
@@ -283,7 +282,7 @@ RECIPES: tuple[Recipe, ...] = (
         "[N, 20] soft targets from top-k prompt logprobs", lambda run: steps(run, 4),
     ),
     recipe(
-        "self-distillation, one target", "sdft.train",
+        "self-distillation, reverse KL", "sdft.train",
         ("groups_per_batch=4", "max_tokens=16", "max_steps=4", "lora_rank=8", "reverse=true",
          "eval_every=0"),
         "ends", lambda run: steps(run, 4),

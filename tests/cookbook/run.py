@@ -63,6 +63,7 @@ def of_version(version: str, names: tuple[str, ...], cache: Cache) -> list[Resul
         for recipe in wanted:
             result = tried(recipe, Bench(cache, version, url, runs))
             results.append(result)
+            keep(cache, version, result)
             mark = "[green]yes[/]" if result.works else "[red]no[/]"
             console.print(f"{version} {recipe.name}: {mark} {result.seen} {result.seconds:.0f} s")
     return results
@@ -71,10 +72,9 @@ def of_version(version: str, names: tuple[str, ...], cache: Cache) -> list[Resul
 # --- what is kept and shown -----------------------------------------------------------------------
 
 
-def keep(cache: Cache, version: str, results: list[Result]) -> None:
-    """Beside what earlier runs of other recipes gave."""
-    kept = {each.name: each for each in kept_results(cache, version)}
-    kept |= {each.name: each for each in results}
+def keep(cache: Cache, version: str, result: Result) -> None:
+    """Beside what other recipes gave, now or in earlier runs."""
+    kept = {each.name: each for each in kept_results(cache, version)} | {result.name: result}
     file = cache.root / f"results-{version}.json"
     file.write_text(json.dumps([asdict(each) for each in kept.values()], indent=1))
 
@@ -162,7 +162,6 @@ def main(
     results = {}
     for version in versions:
         results[version] = of_version(version, names, made)
-        keep(made, version, results[version])
     console.print(shown(results))
     if page:
         write_page(made)

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import traceback
+import urllib.request
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -419,7 +420,9 @@ def assign_project(world: World, call: Call) -> None:
 
 @case("RestClient.export_session_trace")
 def trace(world: World, call: Call) -> None:
-    call(world.session)
+    with urllib.request.urlopen(call(world.session)) as answer:
+        events = json.load(answer)["traceEvents"]
+    assert {"ph": "M", "name": "process_name"}.items() <= events[0].items()
 
 
 @case("RestClient.whoami")

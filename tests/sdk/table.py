@@ -24,16 +24,14 @@ TOKENIZER = ROOT / "openrl" / "demo" / "model"
 BEGIN, END = "<!-- methods: written by tests/sdk/table.py -->\n", "<!-- /methods -->\n"
 SECONDS = 240
 
-REFUSED: Mapping[str, str] = {
-    "RestClient.export_session_trace": "this server records no timeline of a session that could "
-    "be exported",
-}
+REFUSED: Mapping[str, str] = {}
 """Why, in words that the refusal holds."""
 
 NOTES: Mapping[str, str] = {
     "ServiceClient.create_custom_loss": "yes; the SDK runs the loss itself",
     "ServiceClient.get_console_url": "made by the SDK: a page of Tinker's, not of this server",
     "TrainingClient.get_console_url": "made by the SDK: a page of Tinker's, not of this server",
+    "RestClient.export_session_trace": "yes: as far back as the server remembers",
     "RestClient.whoami": "yes, with `server.issue_jwts` on",
 }
 

@@ -172,10 +172,32 @@ def test_billing(cli: Cli, saved: str) -> None:
     assert stored[0]["checkpoint_count"] >= 1
 
 
-def test_traces_are_refused_with_the_reason(cli: Cli, training: tinker.TrainingClient) -> None:
-    done = cli.run("session", "export-trace", training.model_id.split(":train:")[0])
+def test_a_trace(cli: Cli, training: tinker.TrainingClient) -> None:
+    session = training.model_id.split(":train:")[0]
+    cli.does("session", "export-trace", session)
+    text = (cli.home / f"{session}.pftrace").read_text()
+    assert text.startswith('{"'), "how Perfetto knows JSON"
+    events = json.loads(text)["traceEvents"]
+    tracks = {each["args"]["name"] for each in events if each["ph"] == "M"}
+    assert training.model_id in tracks
+    open_spans: dict[str, float] = {}
+    for each in events:
+        if each["ph"] == "b":
+            open_spans[each["id"]] = each["ts"]
+        elif each["ph"] == "e":
+            assert each["ts"] >= open_spans.pop(each["id"])
+    assert not open_spans
+    assert any(each["name"].startswith("pass ") for each in events)
+    now = datetime.now(UTC).timestamp() * 1e6
+    assert all(0 <= now - each["ts"] < 600e6 for each in events if "ts" in each)
+
+
+def test_a_trace_of_a_session_that_did_nothing(cli: Cli) -> None:
+    service = tinker.ServiceClient(base_url=cli.url, api_key=KEY)
+    session = service.create_sampling_client(base_model=MODEL).result().holder._session_id
+    done = cli.run("session", "export-trace", session)
     assert done.returncode != 0
-    assert "records no timeline" in done.stderr
+    assert "nothing of this session is remembered" in done.stderr
 
 
 def test_logging_in_and_out(cli: Cli) -> None:

@@ -103,6 +103,10 @@ class Chronicle:
     def story(self, lane: str) -> tuple[StoryLine, ...]:
         return tuple(line for line in self._lines if line.lane == lane)
 
+    def stories(self, prefix: str) -> tuple[StoryLine, ...]:
+        """Of all lanes whose names begin so, oldest first."""
+        return tuple(line for line in self._lines if line.lane.startswith(prefix))
+
     def of_request(self, request_id: RequestId) -> tuple[StoryLine, ...]:
         """From `queued` on, oldest first; as far back as is kept."""
         found: list[StoryLine] = []
