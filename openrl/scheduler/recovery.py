@@ -157,8 +157,7 @@ class Recovery:
 
     def _queue(self, one: RecoveredModel, model: Model) -> None:
         works = [self._recovered.work(request_id) for request_id in one.pending]
-        first = min([work.seq_id for work in works], default=one.last_seq + 1)
-        first = min(first, one.last_seq + 1)
+        first = min([_first_open(one), *(work.seq_id for work in works)])
         answered = {_seq(each.request_id) for each in one.executed} | self._seqs[one.model_id]
         self._revived.events.append(LaneOpened(one.model_id, first))
         for seq in sorted(seq for seq in answered if seq >= first):
@@ -265,6 +264,16 @@ class Recovery:
         yield from sorted(found, key=lambda each: each[0], reverse=True)
 
 
+def _first_open(one: RecoveredModel) -> int:
+    """The seq_id after the last operation that succeeded. Failed ones may have been refused before
+    their turn, so that what belongs before them can still come."""
+    if one.created is None:
+        return 0
+    position = one.snapshot.position if one.snapshot is not None else ""
+    done = [each.request_id for each in one.executed if not each.failed]
+    return 1 + max([0, *(_seq(request_id) for request_id in (position, *done))])
+
+
 def _before(one: RecoveredModel, creation: Work) -> RequestId:
     return creation.request_id if one.snapshot is None else one.snapshot.position
 
@@ -278,7 +287,7 @@ def _ended(one: RecoveredModel) -> OpenRLError | None:
     return None
 
 
-def _seq(request_id: RequestId) -> int:
+def _seq(request_id: str) -> int:
     """What ends a session's models has no number: it comes after all."""
     number = request_id.rpartition(":")[2]
     return int(number) if number.isdigit() else -1

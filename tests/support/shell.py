@@ -1,5 +1,6 @@
 """The whole of the server below HTTP, with the fake engine: admit work, await outcomes."""
 
+import shutil
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,11 +12,11 @@ import numpy as np
 
 from openrl.catalogue import Catalogue, Session
 from openrl.checkpoints import CheckpointStore
-from openrl.config import Limits, SchedulerConfig
+from openrl.config import JournalConfig, Limits, SchedulerConfig
 from openrl.engines.base import Engine
 from openrl.engines.fake import FakeEngine
 from openrl.futures import Futures
-from openrl.journal import NullJournal
+from openrl.journal import NOTHING, DiskJournal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.fetching import Fetching
@@ -135,7 +136,10 @@ async def shell(
     config: SchedulerConfig | None = None,
     journal: Any = None,
     hold_seconds: float = 0.05,
+    recovered: Recovered = NOTHING,
+    securing: JournalConfig | None = None,
 ) -> AsyncIterator[Shell]:
+    """With `securing` snapshots are written."""
     config = config or SchedulerConfig(gap_seconds=0.05, atom_tokens=8)
     catalogue = Catalogue(data / "catalogue.sqlite")
     store = CheckpointStore(data / "checkpoints")
@@ -143,7 +147,16 @@ async def shell(
     journal = journal or NullJournal()
     engine = engine or FakeEngine([BASE], vocab_size=64, context_length=64)
     actor = EngineActor(
-        engine, config, catalogue, store, futures, journal, time.monotonic, time.time
+        engine,
+        config,
+        catalogue,
+        store,
+        futures,
+        journal,
+        time.monotonic,
+        time.time,
+        snapshots=data if securing else None,
+        securing=securing or JournalConfig(),
     )
     admission = Admission(
         actor,
@@ -156,9 +169,36 @@ async def shell(
         time.time,
         hold_seconds=hold_seconds,
     )
-    await actor.start()
+    await actor.start(recovered)
     try:
         yield Shell(actor, admission, catalogue, store, futures)
     finally:
         await actor.close()
         catalogue.close()
+
+
+@asynccontextmanager
+async def lasting(
+    data: Path, securing: JournalConfig | None = None, **rest: Any
+) -> AsyncIterator[Shell]:
+    """One that goes on where the last one on the same data has ended. It ends as if killed: what
+    is queued stays queued, and no snapshot is written at the end."""
+    data.mkdir(exist_ok=True)  # noqa: ASYNC240 - nobody else waits
+    journal, recovered = await DiskJournal.open(data / "journal")
+    try:
+        async with shell(
+            data,
+            journal=journal,
+            recovered=recovered,
+            securing=securing or JournalConfig(),
+            **rest,
+        ) as whole:
+            yield whole
+    finally:
+        await journal.aclose()
+
+
+def image(data: Path, copy: Path) -> Path:
+    """What a disk holds at this moment, for another to go on with, as after `kill -9`."""
+    shutil.copytree(data, copy)
+    return copy
