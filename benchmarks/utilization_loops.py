@@ -24,7 +24,7 @@ class Workload:
     `prompts` prompts, then training on all of them."""
 
     prompts: int = 2
-    samples: int = 4
+    samples: int = 8
     prompt: int = 32
     answer: int = 32
     rank: int = 8

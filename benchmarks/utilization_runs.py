@@ -54,7 +54,8 @@ class Cell:
 @dataclass
 class Ran:
     """`idle_runnable` is the server's own count of seconds in which it did nothing although it
-    could have; None without a timeline."""
+    could have; None without a timeline. `client_cpu` is what this process took, in seconds: the
+    loops with the SDK, which share the machine with a server on it."""
 
     cell: Cell
     begin: float
@@ -63,6 +64,7 @@ class Ran:
     passes: list[Pass] | None
     idle_runnable: float | None
     load: float
+    client_cpu: float
     gpu: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -102,6 +104,7 @@ class Ran:
             **vars(self.cell),
             "wall": self.wall,
             "load": self.load,
+            "client_cpu": self.client_cpu / self.wall,
             "goodput": self.goodput(rates),
             "goodput_seen_by_clients": client,
             "step_seconds": self.mean_step(),
@@ -196,13 +199,13 @@ def run(
         time.sleep(APART * seconds / len(jobs))
     _until(lambda: all(job.steps for job in jobs), threads)
     before = None if timeline is None else timeline.counters()["idle_runnable_seconds"]
-    begin = time.monotonic()
+    begin, cpu = time.monotonic(), time.process_time()
     stop.wait(seconds)
     _until(
         lambda: all(sum(s.updated > begin for s in job.steps) >= LEAST_STEPS for job in jobs),
         threads,
     )
-    end = time.monotonic()
+    end, cpu = time.monotonic(), time.process_time() - cpu
     after = None if timeline is None else timeline.counters()["idle_runnable_seconds"]
     stop.set()
     for thread in threads:
@@ -215,6 +218,7 @@ def run(
         None if timeline is None else timeline.read(),
         None if before is None or after is None else after - before,
         os.getloadavg()[0],
+        cpu,
         gpu.means(begin, end),
     )
 
