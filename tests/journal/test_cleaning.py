@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from pathlib import Path
 
-from support.journal import QuickFiles, Story, opened, same, seen, segments, training, work
+from support.journal import (
+    FaultyFiles,
+    QuickFiles,
+    Story,
+    opened,
+    same,
+    seen,
+    segments,
+    trained,
+    training,
+    work,
+)
 
 from openrl.journal import DiskJournal
 from openrl.types import RequestId
 
 A, B, C = (f"s:train:{number}" for number in range(3))
 SEGMENT = 4000
+SECONDS = 20
 
 
 async def started(directory: Path, **options: object) -> tuple[DiskJournal, Story]:
@@ -48,6 +62,37 @@ async def test_the_log_stays_small_while_snapshots_are_taken(tmp_path: Path) -> 
     assert recovered.damage is None
     assert seen(recovered) == story.now
     assert same(recovered.work(waits.request_id), waits)
+
+
+async def test_nothing_goes_before_what_made_it_needless_is_durable(tmp_path: Path) -> None:
+    goes_on = threading.Event()
+    goes_on.set()
+    files = FaultyFiles(before=lambda name: name != "sync" or goes_on.wait(SECONDS))
+    journal, story = await started(tmp_path, files=files)
+    story.create(A)
+    first = work(A, 1)
+    story.accept(first)
+    story.commit(first, trained(1, 1000))  # it is kept: the first segment needs no cleaning
+    for seq in range(2, 40):
+        story.do(A, seq)
+        await journal.flushed()
+    story.accept(work(A, 40))  # so that the newest segment has something that is needed
+    await journal.flushed()
+    kept = story.answers.pop(f"{A}:1")
+    forget(journal, story)
+    story.answers[f"{A}:1"] = kept
+    goes_on.clear()
+    story.snapshot(A, 39, "not durable yet")
+    files.calls.clear()
+    cleaning = asyncio.gather(journal.clean())
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    assert "unlink" not in files.calls
+    goes_on.set()
+    await cleaning
+    assert "unlink" in files.calls
+    await journal.aclose()
+    assert seen(opened(tmp_path)) == story.now
 
 
 async def test_prompts_of_a_model_that_has_ended_are_erased(tmp_path: Path) -> None:
