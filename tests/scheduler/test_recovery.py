@@ -25,9 +25,11 @@ from support.shell import (
 from openrl.catalogue import Session
 from openrl.config import JournalConfig, SchedulerConfig
 from openrl.engines.base import (
+    Capacity,
     ControlPass,
     CreateAdapter,
     FinishSnapshots,
+    LoadProgress,
     OptimPass,
     OptimReport,
     Pass,
@@ -74,6 +76,15 @@ async def steps(whole: Shell, first: int, last: int, lane: str = LANE) -> None:
         await whole.does(lane, STEP)
 
 
+async def quiet(whole: Shell, lane: str = LANE) -> None:
+    """Snapshots that are being written have been, count, and older ones are gone."""
+    parts = whole.actor._parts
+    async with asyncio.timeout(20):
+        while parts.snapshots._drafts or len(parts.snapshots.of(lane)) > 1:  # type: ignore[arg-type]
+            await whole.does(lane, training([datum([1], [2])], forward_only=True))
+    await parts.journal.flushed()
+
+
 def goes_on(whole: Shell, seq: int, lane: str = LANE) -> None:
     """The client counts on from there."""
     whole.seqs[lane] = seq
@@ -92,11 +103,13 @@ async def test_a_model_goes_on_to_the_bit(tmp_path: Path, securing: JournalConfi
     async with lasting(tmp_path / "a", securing) as first:
         await first.model(LANE)
         await steps(first, 0, 4)
+        await quiet(first)
         await first.does(LANE, batch(4))  # a gradient waits for its step
+        await first.actor._parts.journal.flushed()
         copy = image(tmp_path / "a", tmp_path / "b")
     engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=passes.append)
     async with lasting(copy, securing, engine=engine) as second:
-        goes_on(second, 9)
+        goes_on(second, first.seqs[LANE])
         await second.does(LANE, STEP)
         np.testing.assert_array_equal(
             await second.logprobs(LANE), await undisturbed(tmp_path / "c", 5)
@@ -137,6 +150,18 @@ async def test_what_was_accepted_and_not_begun_runs_after_a_restart(tmp_path: Pa
         np.testing.assert_array_equal(
             await second.logprobs(LANE), await undisturbed(tmp_path / "c", 2)
         )
+
+
+class Late(FakeEngine):
+    """Its weights load when it is told to."""
+
+    def __init__(self, before: Callable[[Pass], None]) -> None:
+        super().__init__([BASE], vocab_size=64, context_length=64, before=before)
+        self.come = threading.Event()
+
+    def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
+        assert self.come.wait(30)
+        return super().load(progress)
 
 
 class Gate:
@@ -254,6 +279,7 @@ async def test_ephemeral_samplers_read_their_versions_still(
             save = SaveWeightsForSampler(None, SamplingSessionId(f"s:sample:{number}"))
             await first.does(LANE, save)
         expected = [await sampled(first, number) for number in range(3)]
+        await quiet(first)
         copy = image(tmp_path / "a", tmp_path / "b")
         await first.does(LANE, UnloadModel())
         unloaded = image(tmp_path / "a", tmp_path / "c")
@@ -310,16 +336,18 @@ async def test_a_damaged_model_is_stopped_alone_and_says_what_to_do(tmp_path: Pa
         await first.model("t:train:0")
         await steps(first, 0, 3, "t:train:0")
         expected = await first.logprobs("t:train:0")
+        await quiet(first)
+        await quiet(first, "t:train:0")
         copy = image(tmp_path / "a", tmp_path / "b")
         (theirs,) = first.actor._parts.snapshots.of(LANE)[-1:]  # type: ignore[arg-type]
     for manifest in (copy / theirs.parent.relative_to(tmp_path / "a")).glob("*/manifest.json"):
         manifest.unlink()
     async with lasting(copy, ALWAYS) as second:
-        goes_on(second, 7)
+        goes_on(second, first.seqs[LANE])
         failed = await second.fails(LANE, batch(3))
         assert isinstance(failed.error, ServerError)
         assert saved.path in failed.error.message
-        goes_on(second, 6, "t:train:0")
+        goes_on(second, first.seqs["t:train:0"], "t:train:0")
         np.testing.assert_array_equal(await second.logprobs("t:train:0"), expected)
 
 
@@ -344,15 +372,17 @@ async def test_a_base_model_that_is_not_served_makes_its_models_wait(tmp_path: P
 async def test_a_request_that_ends_the_process_each_time_fails_at_last(tmp_path: Path) -> None:
     """And nobody fails with it who shared its passes."""
     data = tmp_path / "0"
+    lanes = (LANE, "t:train:0")
+    async with lasting(data) as whole:
+        for lane in lanes:
+            await whole.model(lane)
     promises: list[RequestId] = []
     for life in range(3):
         gate = Gate(TrainPass)
-        engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=gate)
+        engine = Late(gate)
         async with lasting(data, engine=engine) as whole:
-            if life == 0:
-                await whole.model(LANE)
-                await whole.model("t:train:0")
-                promises = [await whole.send(lane, batch(0)) for lane in (LANE, "t:train:0")]
+            promises = promises or [await whole.send(lane, batch(0), seq=1) for lane in lanes]
+            engine.come.set()
             await until(lambda: any(each.started for each in whole.actor.backlog))
             await whole.actor._parts.journal.flushed()
             data = image(data, tmp_path / str(life + 1))
