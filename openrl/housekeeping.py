@@ -11,12 +11,14 @@ from openrl.api.services import Services
 from openrl.catalogue import Catalogue
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
+from openrl.journal import Journal
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.backlog import Backlog
 
 log = logging.getLogger("openrl")
 
 _EVERY_SECONDS = 10.0
+_CLEAN_EVERY_SECONDS = 60.0
 
 
 async def housekeeping(
@@ -26,6 +28,13 @@ async def housekeeping(
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
         await tidy(catalogue, checkpoints, futures, now())
+
+
+async def clean(journal: Journal) -> None:
+    """Runs until cancelled. By itself, since a disk that fails lets it wait."""
+    while True:
+        await asyncio.sleep(_CLEAN_EVERY_SECONDS)
+        await journal.clean()
 
 
 async def tidy(

@@ -34,7 +34,7 @@ from openrl.engines.fake import FakeEngine
 from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import Futures
-from openrl.housekeeping import housekeeping, watch_over
+from openrl.housekeeping import clean, housekeeping, watch_over
 from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
@@ -166,6 +166,7 @@ async def _running(
         await actor.start(recovered)
         admission.end_finished_sessions()
         tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
+        tasks.spawn(clean(journal), "clean the journal")
         tasks.spawn(
             watch_over(actor.backlog, admission, services, config.silence_seconds), "clients"
         )

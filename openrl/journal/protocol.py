@@ -62,6 +62,10 @@ class Journal(Protocol):
 
     async def flushed(self) -> None: ...
 
+    async def clean(self) -> None:
+        """Makes room, and erases models that have ended."""
+        ...
+
     def size_of(self, model_id: ModelId) -> int:
         """Bytes that must be kept for the model until its next snapshot."""
         ...
@@ -103,6 +107,9 @@ class NullJournal:
         pass
 
     async def flushed(self) -> None:
+        pass
+
+    async def clean(self) -> None:
         pass
 
     def size_of(self, model_id: ModelId) -> int:
