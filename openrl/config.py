@@ -84,7 +84,7 @@ class SchedulerConfig:
     other than `fused` is for comparisons: see `scheduler/core/sharing.py`."""
 
     quantum_seconds: Seconds = 0.25
-    hold_seconds: Seconds = 0.02
+    hold_seconds: Seconds = 0.0
     gap_seconds: Seconds = 2.0
     pass_tokens: Count = 4096
     atom_tokens: Count = 1024

@@ -27,8 +27,11 @@ PATIENCE = 4.0
 """Mean deviations beyond the mean: RFC 6298's K."""
 
 FAR = 4.0
-"""An absence counts for at most this many times the longest hold, so that one long pause is
-forgotten after some ten punctual steps, and not after hundreds."""
+"""An absence of more than so many times the longest hold is a pause, which says nothing about the
+habit: an evaluation, a checkpoint."""
+
+DOUBT = 2
+"""How often a lane must come back without a pause, after one, to be expected again."""
 
 _MEAN, _SPREAD = 1 / 8, 1 / 4  # the gains of RFC 6298
 
@@ -44,10 +47,12 @@ class Due(NamedTuple):
 @dataclass(slots=True)
 class Habit:
     """How long a lane stays away after its last answer, in seconds; `mean` is None before the
-    first return. `due` is its entry among those that are expected over `weights`."""
+    first return, `doubt` counts down after a pause. `due` is its entry among those that are
+    expected over `weights`."""
 
     mean: float | None = None
     spread: float = 0.0
+    doubt: int = 0
     away_since: float | None = None
     due: Due | None = None
     weights: WeightsKey | None = None
@@ -83,7 +88,7 @@ class Company:
     def left(self, name: str, habit: Habit, weights: WeightsKey, now: float) -> None:
         """The lane has nothing any more: its last request has been answered."""
         habit.away_since = now
-        if habit.mean is None or habit.mean > self._most:
+        if habit.mean is None or habit.mean > self._most or habit.doubt:
             return
         probably, latest = habit.mean + habit.spread, habit.mean + PATIENCE * habit.spread
         habit.due, habit.weights = Due(now + probably, now + latest, name), weights
@@ -92,8 +97,12 @@ class Company:
     def came(self, habit: Habit, now: float) -> None:
         """Something came to a lane."""
         if habit.away_since is not None:
-            habit.learn(min(now - habit.away_since, FAR * self._most))
-            habit.away_since = None
+            absence, habit.away_since = now - habit.away_since, None
+            if absence > FAR * self._most:
+                habit.doubt = DOUBT
+            else:
+                habit.doubt = max(0, habit.doubt - 1)
+                habit.learn(absence)
         self.forget(habit)
 
     def forget(self, habit: Habit) -> None:

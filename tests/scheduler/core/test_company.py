@@ -14,7 +14,7 @@ from support.core_driver import BASE, Driver, Engine, capacity, item, sample
 
 from openrl.config import SchedulerConfig
 from openrl.scheduler.core import events as ev
-from openrl.scheduler.core.company import Habit
+from openrl.scheduler.core.company import Company, Habit
 
 HOLD = 0.02
 
@@ -141,15 +141,17 @@ def test_who_stops_coming_is_waited_for_once() -> None:
     assert pair.idle == []
 
 
-def test_a_long_pause_is_forgiven_after_some_punctual_steps() -> None:
-    habit = Habit()
-    for absence in [0.006] * 20 + [4 * HOLD]:
-        habit.learn(absence)
-    assert habit.mean is not None
-    assert habit.mean + habit.spread > HOLD
-    for _ in range(10):
-        habit.learn(0.006)
-    assert habit.mean + habit.spread < HOLD
+def test_after_a_pause_a_model_is_expected_again_when_it_has_been_punctual_twice() -> None:
+    company, habit, now = Company(HOLD), Habit(), 0.0
+    expected = []
+    for absence in (0.006, 0.006, 30.0, 0.006, 0.006, 0.006, 5.0, 0.006, 5.0, 0.006, 5.0):
+        company.left("m", habit, BASE, now)
+        expected.append(habit.due is not None)
+        now += absence
+        company.came(habit, now)
+        now += 1.0
+    known, doubted = [True, True], [False, False]
+    assert expected == [False, *known, *doubted, True, True, *doubted, *doubted]
 
 
 def test_other_work_starts_at_once_while_a_head_is_held() -> None:
