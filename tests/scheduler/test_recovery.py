@@ -37,7 +37,15 @@ from openrl.engines.base import (
     TrainPass,
 )
 from openrl.engines.fake import FakeEngine
-from openrl.errors import Diverged, Gone, NotFound, OutOfMemory, ServerError, Unavailable
+from openrl.errors import (
+    Diverged,
+    EngineDied,
+    Gone,
+    NotFound,
+    OutOfMemory,
+    ServerError,
+    Unavailable,
+)
 from openrl.types import (
     AdamParams,
     CreateModel,
@@ -400,6 +408,71 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - the condition is the server's, and tells nobody
             await asyncio.sleep(0.001)
+
+
+async def test_after_a_drain_nothing_is_done_again(tmp_path: Path) -> None:
+    passes: list[Pass] = []
+    async with lasting(tmp_path / "a", SELDOM) as first:
+        await first.model(LANE)
+        await steps(first, 0, 2)
+        await first.does(LANE, batch(2))  # snapshots hold gradients, too
+        assert await first.admission.drain(5.0) == 0
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=passes.append)
+    async with lasting(tmp_path / "a", SELDOM, engine=engine) as second:
+        goes_on(second, first.seqs[LANE])
+        await second.does(LANE, STEP)
+        assert len(passes) == 2, passes
+        np.testing.assert_array_equal(
+            await second.logprobs(LANE), await undisturbed(tmp_path / "c", 3)
+        )
+
+
+async def test_what_a_drain_cannot_finish_goes_on_with_the_next_start(tmp_path: Path) -> None:
+    """The pass that runs counts still; what waits behind it is not begun."""
+    gate = Gate(TrainPass)
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=gate)
+    async with lasting(tmp_path / "a", SELDOM, engine=engine) as first:
+        await first.model(LANE)
+        promises = [await first.send(LANE, each) for each in (batch(0), STEP, batch(1), STEP)]
+        draining = asyncio.create_task(first.admission.drain(0.0))
+        await until(lambda: first.actor._ending)
+        gate.open()
+        assert await draining == 3
+        assert await first.futures.wait(first.futures.find(promises[1], ALICE), 9.0) is None
+        with pytest.raises(Unavailable):
+            await first.send(LANE, STEP)
+    async with lasting(tmp_path / "a", SELDOM) as second:
+        for promise in promises:
+            assert not isinstance(await second.outcome(promise), Failed)
+        goes_on(second, 4)
+        np.testing.assert_array_equal(
+            await second.logprobs(LANE), await undisturbed(tmp_path / "c", 2)
+        )
+
+
+async def test_work_that_an_engine_died_of_goes_on_with_another(tmp_path: Path) -> None:
+    """Samples are to be sent again; training waits, and its polls say for what."""
+
+    def die(work: Pass) -> None:
+        if isinstance(work, OptimPass):
+            raise EngineDied("the device fell off the bus")
+
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=die)
+    async with lasting(tmp_path / "a", engine=engine) as first:
+        await first.model(LANE)
+        await first.does(LANE, batch(0))
+        promise = await first.send(LANE, STEP)
+        with pytest.raises(EngineDied):
+            await first.actor.lost()
+        assert first.admission.queue_state(promise) == "paused_capacity"
+        assert "fell off the bus" in first.admission.why_waiting(promise)
+        assert await first.admission.drain(30.0) == 1
+    async with lasting(tmp_path / "a") as second:
+        assert not isinstance(await second.outcome(promise), Failed)
+        goes_on(second, 2)
+        np.testing.assert_array_equal(
+            await second.logprobs(LANE), await undisturbed(tmp_path / "c", 1)
+        )
 
 
 async def test_a_creation_that_was_not_answered_is_made(tmp_path: Path) -> None:
