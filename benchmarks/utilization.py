@@ -165,12 +165,12 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[Ran]]:
             runs.append(run(cell, server.jobs[: cell.jobs], server.timeline, gpu, options.seconds))
             _line(runs[-1], found)
     reports = [one.report(found.rates) for one in runs]
-    passes = [p for one in runs if one.cell.mode == "fused" for p in one.passes or ()]
+    passes = [p for one in runs if one.cell.mode == modes[0] for p in one.passes or ()]
     if passes:
         costs = fit(passes)
         head["costs"] = asdict(costs)
         for one, report in zip(runs, reports, strict=True):
-            if one.cell.mode == "fused":
+            if one.cell.mode == modes[0]:
                 report["ideal"] = beside_ideal(one, found, costs, options.workload)
     head |= {
         "server": options.base_url or "openrl serve " + options.serve,
@@ -223,7 +223,7 @@ def targets(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         met = value <= target if at_most else value >= target
         found.append({"what": what, "measured": value, "target": target, "met": met})
 
-    fused = [c for c in cells if c["mode"] == "fused" and c["idle_runnable"] is not None]
+    fused = [c for c in cells if c["mode"] == cells[0]["mode"] and c["idle_runnable"] is not None]
     if fused:
         worst = max(c["idle_runnable"] for c in fused)
         say("engine idle while work is runnable, worst cell", worst, 0.02, True)
