@@ -123,10 +123,12 @@ def _room(capacity: Capacity) -> Iterator[Metric]:
     tokens.add_metric(["free"], capacity.kv_blocks_free * capacity.block_tokens)
     yield tokens
     slots = GaugeMetricFamily(
-        "openrl_adapter_slots", "Places for adapters in the engine.", labels=["state"]
+        "openrl_adapters",
+        "Models' adapters, in the device's memory or paged out.",
+        labels=["state"],
     )
-    slots.add_metric(["used"], capacity.slots_used)
-    slots.add_metric(["free"], capacity.slots_total - capacity.slots_used)
+    slots.add_metric(["in_memory"], capacity.slots_used)
+    slots.add_metric(["paged_out"], capacity.slots_total - capacity.slots_used)
     yield slots
     yield _gauge(
         "openrl_engine_headroom_bytes",

@@ -81,7 +81,9 @@ class Capacity:
 
     KV memory is counted in blocks of `block_tokens` tokens, all of it together; base weights
     with memory of their own, which no other's rows can use, are in `kv_pools`, the same ones in
-    every report. `headroom_bytes` is what is left for scratches and activations.
+    every report. `slots_total` are the models' adapters, `slots_used` of them in the device's
+    memory; the others are paged out. `headroom_bytes` is what the device has free, 0 where nobody
+    knows.
     """
 
     kv_blocks_total: int

@@ -148,8 +148,8 @@ class FakeEngine:
             kv_blocks_free=self._kv_blocks - used,
             block_tokens=self._block_tokens,
             max_rows=self._max_rows,
-            slots_total=64,
-            slots_used=min(64, len(self._adapters)),
+            slots_total=len(self._adapters),
+            slots_used=len(self._adapters),
             headroom_bytes=1 << 30,
         )
 

@@ -77,7 +77,7 @@ function memoryTile(store) {
   const used = Math.max(reserved, room.kv_blocks_total - room.kv_blocks_free) / Math.max(1, room.kv_blocks_total);
   return tile("Sampling memory", percent(used), "",
     h("div", { class: "meter" }, h("div", { class: "fill", style: { width: `${100 * used}%` } })),
-    say(room.slots_total > 9999 ? `${count(room.slots_used)} adapters in memory` : `adapters ${room.slots_used} of ${room.slots_total} places`),
+    say(`${count(room.slots_used)} of ${count(room.slots_total)} adapters in memory`),
     say(room.headroom_bytes ? `${bytes(room.headroom_bytes)} to spare` : ""));
 }
 

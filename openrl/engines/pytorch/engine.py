@@ -64,8 +64,6 @@ from openrl.errors import OpenRLError, ServerError, UserError
 log = logging.getLogger("openrl")
 
 _GIB = 1 << 30
-_SLOTS = 1 << 20
-"""Slots are a cache of the trainer's own: there is no number of models that a user can hit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,7 +256,7 @@ class TorchEngine:
             kv_blocks_free=sum(pool.free for pool in pools.values()),
             block_tokens=BLOCK_TOKENS,
             max_rows=self._config.max_rows,
-            slots_total=_SLOTS,
+            slots_total=sum(served.trainer.count for served in self._served.values()),
             slots_used=sum(served.trainer.resident for served in self._served.values()),
             headroom_bytes=free_bytes(self.device) or 0,
             kv_pools=pools,
