@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
@@ -144,9 +145,10 @@ class Admission:
     def end_finished_sessions(self) -> None:
         """Their clients finished them, and an earlier process did not get to it."""
         for session_id in {model.session_id for model in self._actor.models.all_alive()}:
-            model = self._actor.models.of(session_id)[0]
-            if self._catalogue.session(session_id, model.owner).finished is not None:
-                self.end_session(session_id)
+            owner = self._actor.models.of(session_id)[0].owner
+            with suppress(NotFound):
+                if self._catalogue.session(session_id, owner).finished is not None:
+                    self.end_session(session_id)
 
     async def drain(self, seconds: float) -> int:
         """Refuses new work and waits for the old. What is left then goes on with the next process

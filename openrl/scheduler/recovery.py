@@ -74,6 +74,7 @@ class Recovery:
         self._futures = parts.futures
         self._journal = parts.journal
         self._snapshots = parts.snapshots
+        self._atom_tokens = parts.config.atom_tokens
         self._versions = Versions(parts.models, parts.catalogue, parts.snapshots)
         self._seqs: defaultdict[str, set[int]] = defaultdict(set)  # answered, by lane
         self._revived = Revived()
@@ -132,7 +133,7 @@ class Recovery:
             one.owner,
             operation.base_model,
             operation.lora,
-            one.atom_tokens or 0,
+            one.atom_tokens or self._atom_tokens,
         )
 
     def _stop(self, one: RecoveredModel, damage: str) -> None:

@@ -179,7 +179,13 @@ class Snapshots:
                 self.counts(draft.model_id, draft.position, draft.directory)
 
     def counts(self, model_id: ModelId, position: RequestId, directory: Path) -> None:
-        self._journal.snapshot(model_id, position, directory.name)
+        try:
+            self._journal.snapshot(model_id, position, directory.name)
+        except ValueError as error:  # it costs a snapshot, not the server
+            log.error("snapshot %s does not count: %s", directory.name, error)
+            self._rhythm.failed(model_id)
+            self._delete([directory])
+            return
         self._rhythm.counted(model_id)
         being_written = {draft.directory for draft in self._drafts}
         old = set(self.of(model_id)) - {directory} - being_written
