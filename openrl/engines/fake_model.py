@@ -8,6 +8,7 @@ only when it is alike.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from openrl.errors import UserError
+from openrl.errors import Diverged, UserError
 from openrl.types import AdamParams, Array, Datum, SamplingParams
 
 F64 = NDArray[np.float64]
@@ -47,10 +48,14 @@ class FakeAdapter:
         self.grad_V = grad_V if self.grad_V is None else self.grad_V + grad_V
 
     def step(self, adam: AdamParams) -> float:
-        """AdamW as torch writes it; returns the norm of the gradient before clipping."""
+        """AdamW as torch writes it; returns the norm of the gradient before clipping. Raises
+        `Diverged` when the gradient, which is gone then, is not finite."""
         grad_V, self.grad_V = self.grad_V, None
         assert grad_V is not None
-        norm = float(np.linalg.norm(grad_V))
+        with np.errstate(over="ignore"):
+            norm = float(np.linalg.norm(grad_V))
+        if not math.isfinite(norm):
+            raise Diverged("the accumulated gradient is not finite: it is dropped")
         if adam.grad_clip_norm > 0:
             grad_V = grad_V * min(1.0, adam.grad_clip_norm / (norm + 1e-6))
         self.steps += 1

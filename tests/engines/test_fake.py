@@ -30,8 +30,9 @@ from openrl.engines.base import (
     TrainReport,
 )
 from openrl.engines.fake import FakeEngine
+from openrl.engines.fake_model import FakeAdapter
 from openrl.engines.losses import LOSSES
-from openrl.errors import Gone, InvalidDatum, NotFound
+from openrl.errors import Diverged, Gone, InvalidDatum, NotFound
 from openrl.types import (
     AdamParams,
     Datum,
@@ -438,3 +439,14 @@ def test_capacity_and_cost_follow_what_is_held_and_done() -> None:
     assert [row.kv_blocks for row in executed.report.rows] == [2, 2]  # type: ignore[union-attr]
     free = driver.engine.execute(DecodePass(driver.info.weights, preempt=(RowId(R, 0),)))
     assert free.capacity.kv_blocks_free == 8
+
+
+def test_a_gradient_that_is_not_finite_is_dropped() -> None:
+    """As torch's engine does it; weights and counts stay."""
+    adapter = FakeAdapter.fresh(4, 8)
+    adapter.accumulate(np.array([np.inf, *[0.0] * 7]))
+    with pytest.raises(Diverged):
+        adapter.step(AdamParams())
+    assert adapter.grad_V is None
+    assert (adapter.steps, adapter.version) == (0, 0)
+    assert not adapter.bias_V.any()

@@ -53,6 +53,7 @@ from openrl.types import (
     Failed,
     LoadWeights,
     LoraConfig,
+    ModelId,
     Operation,
     OptimStep,
     RequestId,
@@ -408,6 +409,32 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - the condition is the server's, and tells nobody
             await asyncio.sleep(0.001)
+
+
+async def test_models_side_by_side_come_back_as_each_would_alone(tmp_path: Path) -> None:
+    """Of different lengths, in shared passes, one of them from a snapshot."""
+    lanes = [f"s{number}:train:0" for number in range(4)]
+    async with lasting(tmp_path / "a", SELDOM) as first:
+        for number, lane in enumerate(lanes):
+            await first.model(lane)
+            await steps(first, 0, 1 + number, lane)
+        await first.actor._runner.securing.snapshot_now([ModelId(lanes[2])])
+        for number, lane in enumerate(lanes):
+            await steps(first, 1 + number, 3 + number, lane)
+        copy = image(tmp_path / "a", tmp_path / "b")
+        expected = [await first.logprobs(lane) for lane in lanes]
+    passes: list[Pass] = []
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=passes.append)
+    async with lasting(copy, SELDOM, engine=engine) as second:
+        for lane, logprobs in zip(lanes, expected, strict=True):
+            goes_on(second, first.seqs[lane] - 1, lane)
+            np.testing.assert_array_equal(await second.logprobs(lane), logprobs)
+    fused = [
+        len({piece.model_id for piece in each.pieces})
+        for each in passes
+        if isinstance(each, OptimPass)
+    ]
+    assert max(fused) == 4
 
 
 async def test_after_a_drain_nothing_is_done_again(tmp_path: Path) -> None:

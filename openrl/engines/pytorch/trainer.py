@@ -27,7 +27,7 @@ from openrl.engines.pytorch.optim import Done, Step, step_all
 from openrl.engines.pytorch.paging import UNBOUNDED, AdapterBudget, Jobs, job_bytes
 from openrl.engines.pytorch.snapshots import restored_job
 from openrl.engines.pytorch.train_run import Atom, TrainRun, runs_of
-from openrl.errors import NotFound, OpenRLError, UserError
+from openrl.errors import Diverged, NotFound, OpenRLError, UserError
 from openrl.types import Failed, ModelId, OptimStepDone
 
 
@@ -160,7 +160,7 @@ class Trainer:
     def _stepped(job: Job, done: Done) -> OptimStepDone | Failed:
         """A step that fails leaves weights and moments, but not the gradients that it could not
         use: they would make every later step fail too."""
-        if isinstance(done, UserError):
+        if isinstance(done, Diverged):
             job.clear_gradient()
         if isinstance(done, OpenRLError):
             return Failed(done)
