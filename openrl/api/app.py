@@ -79,6 +79,7 @@ def build_app(services: Services) -> web.Application:
             Turnstile().middleware,
             visitors(services.config),
             middleware.authentication(services.authenticator),
+            middleware.durably(services.catalogue.flushing),
         ],
         client_max_size=services.config.limits.body_bytes,
     )

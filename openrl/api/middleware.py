@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 from openrl import telemetry
 from openrl.api import anthropic as anthropic_routes
 from openrl.api import auth, codec, dashboard, downloads, metrics, oai, oai_answers
+from openrl.catalogue import Flushing
 from openrl.errors import OpenRLError, Overloaded, TooSlow, Unauthenticated, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -21,6 +22,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_ROUTES = frozenset({"/healthz", "/readyz", "/api/v1/healthz", "/api/v1/readyz"})
 
 CLIENT_GONE = 499
+
+_LONG_POLLS = frozenset({"/api/v1/retrieve_future", "/api/v1/retrieve_futures"})
+"""They change nothing, and much is changed by others while they wait."""
 
 log = logging.getLogger("openrl.api")
 
@@ -103,6 +107,20 @@ def authentication(authenticator: auth.Authenticator) -> Middleware:
         return await handler(request)
 
     return authenticate
+
+
+def durably(rows: Flushing) -> Middleware:
+    """A client is told of what it has changed when that outlives a power cut."""
+
+    @web.middleware
+    async def flush(request: web.Request, handler: Handler) -> web.StreamResponse:
+        before = rows.changes
+        response = await handler(request)
+        if rows.changes != before and request.path not in _LONG_POLLS:
+            await rows.flushed()
+        return response
+
+    return flush
 
 
 def _open(path: str) -> bool:

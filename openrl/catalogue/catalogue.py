@@ -1,8 +1,8 @@
 """Names: owners' sessions, runs, checkpoints and samplers, in SQLite. Never tensors.
 
-One `Catalogue` belongs to one thread, the event loop's: a call takes well under a millisecond
-(write-ahead log without a flush per commit: the crash of the process loses nothing, the crash
-of the machine at most the last moments). What a request looks up is answered from memory.
+One `Catalogue` belongs to one thread, the event loop's: a call takes well under a millisecond. A
+commit outlives the process, and a power cut too once it is `flushing.flushed()`. What a request
+looks up is answered from memory.
 
 Every lookup takes the owner, and another owner's name is `NotFound` just as one that never was.
 """
@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from openrl.catalogue.flushing import Flushing
 from openrl.catalogue.ledgers import AuditLog, UsageLedger
 from openrl.catalogue.records import (
     Checkpoint,
@@ -43,6 +44,7 @@ class Catalogue:
         """Opens or makes the database; None keeps it in memory. Raises `ServerError` when the
         file was written by a newer version."""
         self._table = Table(file)
+        self.flushing = Flushing(self._table.sql, file)
         self.audit = AuditLog(self._table.sql)
         self.usage = UsageLedger(self._table.sql)
         self._known: dict[tuple[str, str], Noun] = {}  # the oldest is forgotten first

@@ -69,8 +69,7 @@ class Table:
         self.sql = sqlite3.connect(file or ":memory:", isolation_level=None)
         try:
             self.sql.execute("PRAGMA journal_mode = WAL")
-            # A row is often the last word on what a client was told: it outlives a power cut.
-            self.sql.execute("PRAGMA synchronous = FULL")
+            self.sql.execute("PRAGMA synchronous = NORMAL")  # see `flushing`
             self._migrate()
         except sqlite3.Error as error:
             raise ServerError(f"the catalogue {file} cannot be opened: {error}") from error

@@ -197,11 +197,11 @@ class FakeEngine:
     def _step(self, piece: OptimPiece) -> OptimStepDone | Failed:
         try:
             adapter = self._adapter(piece.model_id)
+            if adapter.grad_V is None:
+                return OptimStepDone({"skipped_no_gradients": 1.0}, adapter.version)
+            norm = adapter.step(piece.adam)
         except OpenRLError as error:
             return Failed(error)
-        if adapter.grad_V is None:
-            return OptimStepDone({"skipped_no_gradients": 1.0}, adapter.version)
-        norm = adapter.step(piece.adam)
         return OptimStepDone({"grad_norm": norm}, adapter.version)
 
     def _adapter(self, model_id: ModelId) -> FakeAdapter:
@@ -239,10 +239,10 @@ class FakeEngine:
                 check(directory)
                 self._adapters[model] = FakeAdapter.restored(lora.rank, directory)
             case SnapshotAdapter(model_id=model, directory=directory):
-                self._snapshots.write(directory, self._adapter(model).snapshot())
+                self._snapshots.write(directory, self._adapter(model).snapshot)
             case SnapshotVersion(version_id=version, directory=directory):
                 bias_V = self._bias_of(AdapterSource(version))
-                self._snapshots.write(directory, partial(write_bias, bias_V))
+                self._snapshots.write_shared(directory, partial(write_bias, bias_V))
             case FinishSnapshots():
                 self._snapshots.finish()
             case PageOut():

@@ -21,7 +21,7 @@ from openrl.errors import ServerError
 
 MANIFEST = "manifest.json"
 
-_AHEAD = 2
+_COPIES = 2
 """So many copies may wait for the disk; who wants one more waits too, so memory is bounded."""
 
 _CHUNK = 1 << 20
@@ -34,17 +34,30 @@ class SnapshotWriter:
     """Its thread starts with the first snapshot and ends with the process."""
 
     def __init__(self) -> None:
-        self._orders: queue.Queue[tuple[Path, WriteFiles]] = queue.Queue(_AHEAD)
+        self._orders: queue.Queue[tuple[Path, WriteFiles, bool]] = queue.Queue()
+        self._copies = threading.BoundedSemaphore(_COPIES)
         self._written: queue.SimpleQueue[Written] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def write(self, directory: Path, files: WriteFiles) -> None:
-        """Returns at once, or when an earlier one has been written. What `files` reads is nobody
-        else's to change."""
+    def write(self, directory: Path, copy: Callable[[], WriteFiles]) -> None:
+        """Copies now and writes later. Returns at once, or when an earlier copy has been
+        written."""
+        self._copies.acquire()
+        try:
+            self._order(directory, copy(), True)
+        except BaseException:
+            self._copies.release()
+            raise
+
+    def write_shared(self, directory: Path, files: WriteFiles) -> None:
+        """What `files` reads stays as it is and in memory anyway: nobody waits."""
+        self._order(directory, files, False)
+
+    def _order(self, directory: Path, files: WriteFiles, copied: bool) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="snapshots", daemon=True)
             self._thread.start()
-        self._orders.put((directory, files))
+        self._orders.put((directory, files, copied))
 
     def finish(self) -> None:
         """Returns when all that was asked for has been written, or has failed."""
@@ -59,8 +72,11 @@ class SnapshotWriter:
 
     def _work(self) -> None:
         while True:
-            directory, files = self._orders.get()
+            directory, files, copied = self._orders.get()
             self._written.put(_written(directory, files))
+            del files
+            if copied:
+                self._copies.release()
             self._orders.task_done()
 
 

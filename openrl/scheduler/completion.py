@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from openrl.actors import Tasks
+from openrl.catalogue import Flushing
 from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.closing import ended_by
@@ -25,10 +26,18 @@ after this many the event loop looks at everything else, so that a heartbeat nev
 
 class Completion:
     def __init__(
-        self, futures: Futures, journal: Journal, tasks: Tasks, meter: Meter, snapshots: Snapshots
+        self,
+        futures: Futures,
+        journal: Journal,
+        rows: Flushing,
+        tasks: Tasks,
+        meter: Meter,
+        snapshots: Snapshots,
     ) -> None:
+        """`rows` are the catalogue's, which an answer may speak of."""
         self._futures = futures
         self._journal = journal
+        self._rows = rows
         self._tasks = tasks
         self._meter = meter
         self._snapshots = snapshots
@@ -68,6 +77,8 @@ class Completion:
         try:
             while self._written:
                 count = len(self._written)
+                if self._rows.behind:
+                    await self._rows.flushed()
                 await self._journal.flushed()
                 for _ in range(count):
                     self._durable.append(self._written.popleft())

@@ -66,7 +66,9 @@ class Parts:
         # Half of the journal may wait for snapshots; the rest is answers and room for cleaning.
         rhythm = Rhythm(securing.replay_seconds, securing.max_bytes // 2)
         self.snapshots = Snapshots(snapshots, journal, rhythm, self.models.pins, self.tasks)
-        self.completion = Completion(futures, journal, self.tasks, self.meter, self.snapshots)
+        self.completion = Completion(
+            futures, journal, catalogue.flushing, self.tasks, self.meter, self.snapshots
+        )
         self.controls = Controls(self.models, catalogue, store, now)
         self.runner = Runner(
             engine,

@@ -233,10 +233,10 @@ class TorchEngine:
                 sampler.drop_version(version_id)
             case SnapshotAdapter(model_id, directory):
                 job, fingerprint = trainer.job(model_id), served.numerics.fingerprint
-                self._snapshots.write(directory, files_of_job(job, fingerprint))
+                self._snapshots.write(directory, partial(files_of_job, job, fingerprint))
             case SnapshotVersion(version_id, directory):
                 adapter = sampler.versions.read(version_id)
-                self._snapshots.write(directory, files_of_version(adapter, served.name))
+                self._snapshots.write_shared(directory, files_of_version(adapter, served.name))
             case FinishSnapshots():
                 self._snapshots.finish()
             case RestoreAdapter():
