@@ -30,6 +30,7 @@ from openrl.types import (
     Malformed,
     RequestId,
     SamplerWeightsSaved,
+    SaveWeightsForSampler,
     SessionId,
     VersionId,
     Work,
@@ -39,6 +40,8 @@ log = logging.getLogger("openrl")
 
 ATTEMPTS = 3
 """A request that the engine was at when so many processes ended is taken to have ended them."""
+
+_PINS = SaveWeightsForSampler.__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,18 +225,21 @@ class Recovery:
         }
         directory, index = self._start(one, pinned)
         later = {version for version, at in pinned.items() if at > index}
+        begun = [each for each in one.pending if VersionId(each) in samplers]
+        later |= set(map(VersionId, begun))
         missing = frozenset(v for v in later if not self._versions.durable(v))
         self._versions.expect(model, missing)
         position = one.executed[index].request_id if index >= 0 else _before(one, creation)
         if directory is not None and (one.snapshot is None or directory.name != one.snapshot.name):
             self._snapshots.counts(one.model_id, position, directory)
-        unused = [path for path in self._snapshots.of(one.model_id) if path != directory]
-        self._snapshots.delete(unused)
-        todo = one.executed[index + 1 :]
+        self._snapshots.delete(p for p in self._snapshots.of(one.model_id) if p != directory)
+        # Of a save that was cut short after its row was there, samplers may have read: it is
+        # pinned now, and answered in its turn.
+        todo = one.executed[index + 1 :] + tuple(Executed(each, _PINS, False) for each in begun)
         return Plan(model, creation, directory, position, todo, missing)
 
     def _pins(self, each: Executed) -> bool:
-        if each.failed or each.operation != "SaveWeightsForSampler":
+        if each.failed or each.operation != _PINS:
             return False
         outcome = self._recovered.outcome(each.request_id)
         return isinstance(outcome, SamplerWeightsSaved) and outcome.path is None

@@ -337,6 +337,38 @@ async def test_a_save_whose_answer_was_lost_finds_its_own_checkpoint(tmp_path: P
     assert copy.exists()
 
 
+async def test_followers_of_a_save_that_was_cut_short_read_its_version(tmp_path: Path) -> None:
+    """Its row was there and moved them; its outcome was not."""
+    async with lasting(tmp_path / "a") as first:
+        await first.model(LANE)
+        for number in range(2):
+            await steps(first, number, number + 1)
+            name = SamplingSessionId(f"s:sample:{number}")
+            save = SaveWeightsForSampler(None, name, inflight=True)
+            before = image(tmp_path / "a", tmp_path / f"before-{number}")
+            promise = await first.send(LANE, save)
+            await first.outcome(promise)
+        row = first.catalogue.sampler("s:sample:0", ALICE)
+        assert row.target.version == promise
+        expected = await first.does("s:sample:0", sample([1, 2], seed=5), target=row.target)
+        after = image(tmp_path / "a", tmp_path / "after")
+    async with lasting(before, engine=FakeEngine([BASE], vocab_size=64, before=_never)) as cut:
+        goes_on(cut, first.seqs[LANE] - 1)
+        assert await cut.send(LANE, save) == promise
+    for file in before.glob("catalogue.sqlite*"):
+        file.unlink()
+    for file in after.glob("catalogue.sqlite*"):
+        shutil.copy(file, before)
+    async with lasting(before) as second:
+        sampled = await second.does("s:sample:0", sample([1, 2], seed=5), target=row.target, seq=7)
+        assert not isinstance(await second.outcome(promise), Failed)
+    np.testing.assert_array_equal(sampled.sequences[0].tokens, expected.sequences[0].tokens)
+
+
+def _never(work: Pass) -> None:
+    raise EngineDied("for the test")
+
+
 async def test_a_damaged_model_is_stopped_alone_and_says_what_to_do(tmp_path: Path) -> None:
     async with lasting(tmp_path / "a", ALWAYS) as first:
         await first.model(LANE)
