@@ -199,6 +199,10 @@ async def lasting(
 
 
 def image(data: Path, copy: Path) -> Path:
-    """What a disk holds at this moment, for another to go on with, as after `kill -9`."""
-    shutil.copytree(data, copy)
+    """What a disk holds at this moment, for another to go on with, as after `kill -9`. What is
+    deleted meanwhile is not there."""
+    try:
+        shutil.copytree(data, copy)
+    except shutil.Error as error:
+        assert all("No such file" in why for _, _, why in error.args[0]), error
     return copy
