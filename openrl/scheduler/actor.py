@@ -297,4 +297,4 @@ class EngineActor:
                 self._answer(pending, Failed(error))
             elif isinstance(pending.work.operation, Sample):
                 self._answer(pending, Failed(Unavailable(error.message, retry_after=5.0)))
-        self._parts.futures.release()
+        self._tasks.spawn(self._parts.completion.release(), "release")

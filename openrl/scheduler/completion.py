@@ -68,6 +68,11 @@ class Completion:
         while self._running:
             await asyncio.wait(self._running.values())
 
+    async def release(self) -> None:
+        """What has been settled is handed out; then nobody waits for the rest any more."""
+        await self.idle()
+        self._futures.release()
+
     def _see_to(self, name: str, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name not in self._running:
             self._running[name] = self._tasks.spawn(job(), name)
