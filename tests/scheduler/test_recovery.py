@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.journal import FaultyFiles
 from support.shell import (
     ALICE,
     BASE,
@@ -467,6 +468,34 @@ async def test_models_side_by_side_come_back_as_each_would_alone(tmp_path: Path)
         if isinstance(each, OptimPass)
     ]
     assert max(fused) == 4
+
+
+async def test_while_the_disk_is_full_training_is_not_taken_and_samples_are(
+    tmp_path: Path,
+) -> None:
+    """What was taken before waits, says why, and is answered as soon as there is room."""
+    files = FaultyFiles()
+    async with lasting(tmp_path / "a", files=files) as whole:
+        await whole.model(LANE)
+        files.room = 0
+        waiting = whole.admission.submit(whole.work(LANE, batch(0)))
+        await until(lambda: whole.actor._parts.journal.trouble is not None)
+        with pytest.raises(Unavailable, match="No space left"):
+            await whole.send(LANE, STEP, seq=2)
+        await whole.does("s:sample:0", sample([1, 2]), target=SamplerTarget(BASE))
+        await until(lambda: whole.actor.backlog.find(waiting.request_id) is None)
+        assert whole.admission.queue_state(waiting.request_id) == "paused_capacity"
+        assert "No space left" in whole.admission.why_waiting(waiting.request_id)
+        files.room = None
+        await waiting.committed
+        assert not isinstance(await whole.outcome(waiting.request_id), Failed)
+        await whole.does(LANE, STEP, seq=2)
+        copy = image(tmp_path / "a", tmp_path / "b")
+    async with lasting(copy) as second:
+        goes_on(second, 2)
+        np.testing.assert_array_equal(
+            await second.logprobs(LANE), await undisturbed(tmp_path / "c", 1)
+        )
 
 
 async def test_after_a_drain_nothing_is_done_again(tmp_path: Path) -> None:

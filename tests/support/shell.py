@@ -17,6 +17,7 @@ from openrl.engines.base import Engine
 from openrl.engines.fake import FakeEngine
 from openrl.futures import Futures
 from openrl.journal import NOTHING, DiskJournal, NullJournal, Recovered
+from openrl.journal.files import FileOperations
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.fetching import Fetching
@@ -179,12 +180,15 @@ async def shell(
 
 @asynccontextmanager
 async def lasting(
-    data: Path, securing: JournalConfig | None = None, **rest: Any
+    data: Path,
+    securing: JournalConfig | None = None,
+    files: FileOperations | None = None,
+    **rest: Any,
 ) -> AsyncIterator[Shell]:
     """One that goes on where the last one on the same data has ended. It ends as if killed: what
     is queued stays queued, and no snapshot is written at the end."""
     data.mkdir(exist_ok=True)  # noqa: ASYNC240 - nobody else waits
-    journal, recovered = await DiskJournal.open(data / "journal")
+    journal, recovered = await DiskJournal.open(data / "journal", files=files)
     try:
         async with shell(
             data,
