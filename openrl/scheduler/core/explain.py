@@ -64,10 +64,19 @@ def _capacity(state: State, request: Request, now: float) -> str:
     seconds = (ahead + 1) * state.chronicle.mean_seconds
     if state.flight is not None:
         seconds += max(0.0, state.chronicle.mean_seconds - (now - state.flight.started))
-    owners = "1 owner" if ahead == 1 else f"{ahead} owners"
     about = f"about {seconds:.0f} s" if seconds >= 1.0 else "less than 1 s"
     paused = "made room for others; " if request.preempted else ""
-    return f"{paused}waiting for capacity: {owners} ahead, {about}"
+    return f"{paused}waiting for capacity: {_before(ahead)}, {about}"
+
+
+def _before(owners: int) -> str:
+    match owners:
+        case 0:
+            return "next, after the pass that runs"
+        case 1:
+            return "1 owner ahead"
+        case _:
+            return f"{owners} owners ahead"
 
 
 def statistics(state: State) -> Statistics:
