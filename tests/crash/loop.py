@@ -1,14 +1,15 @@
 """A training loop with the unmodified SDK, which knows nothing of crashes.
 
-    python loop.py BASE_URL MODEL STEPS OUT
+    python loop.py BASE_URL MODEL STEPS OUT JOBS
 
 Each step makes an ephemeral sampler, samples from it, trains on what was sampled (both requests of
 a step are sent before either is awaited) and now and then saves. What came of it all is written
-to OUT, to be compared with an undisturbed run.
+to OUT, to be compared with an undisturbed run; JOBS of them run side by side, all alike.
 """
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -60,5 +61,7 @@ def train(url: str, model: str, steps: int) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    _, url, model, steps, out = sys.argv
-    Path(out).write_text(json.dumps(train(url, model, int(steps))))
+    _, url, model, steps, out, jobs = sys.argv
+    with ThreadPoolExecutor(int(jobs)) as pool:
+        running = [pool.submit(train, url, model, int(steps)) for _ in range(int(jobs))]
+        Path(out).write_text(json.dumps([each.result() for each in running]))

@@ -1,6 +1,6 @@
 """A hundred deaths: at random moments, then at each of the chosen points.
 
-    python tests/crash/storm.py [--engine fake|torch] [--kills 100] [--steps 400] [--seed 0]
+    python tests/crash/storm.py [--engine fake|torch] [--kills 100] [--steps 400] [--jobs 2]
 
 Prints how it went; exits with an AssertionError at the first number that differs from those of
 an undisturbed run.
@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--engine", default="fake", choices=["fake", "torch"])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--jobs", type=int, default=2, help="loops side by side")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=float, default=1.0, help="seconds between two kills")
     given = parser.parse_args()
@@ -34,9 +35,10 @@ def main() -> None:
             *chosen(given.engine, given.longest),
             *at_random(given.seed, given.kills, given.longest),
         ]
-        result = storm.survive(kills, given.steps, seconds=60 + 30 * len(kills))
-        compare(expected, result)
-        assert equal(storm.weights(result), calm.weights(expected)), "the weights differ"
+        results = storm.survive(kills, given.steps, seconds=60 + 30 * len(kills), jobs=given.jobs)
+        for result in results:
+            compare(expected, result)
+            assert equal(storm.weights(result), calm.weights(expected)), "the weights differ"
         print(f"{storm.deaths} deaths in {given.steps} steps, and every bit is the same")
         print(f"the door was open within {max(storm.starts):.1f} s")
         assert storm.deaths >= given.kills, "the loop ended before all kills: give more --steps"

@@ -75,23 +75,26 @@ class Stage:
         """What the loop comes to when nothing happens."""
         out = self.data.with_suffix(".json")
         server = self.start(Kill())
-        loop = self._loop(steps, out)
+        loop = self._loop(steps, out, jobs=1)
         try:
             assert loop.wait(seconds) == 0, self._why(loop)
             server.send_signal(signal.SIGTERM)
             assert server.wait(30) == 0, self.log.read_text()[-4000:]
-            return dict(json.loads(out.read_text()))
+            (only,) = json.loads(out.read_text())
+            return dict(only)
         finally:
             loop.kill()
             server.kill()
 
-    def survive(self, kills: Iterable[Kill], steps: int, seconds: float) -> dict[str, Any]:
-        """What the loop came to while servers were killed, one after another. The last one is
-        left alone. Points that the loop does not reach any more are not counted."""
+    def survive(
+        self, kills: Iterable[Kill], steps: int, seconds: float, jobs: int = 2
+    ) -> list[dict[str, Any]]:
+        """What the loops came to while servers were killed, one after another. The last one is
+        left alone. Points that the loops do not reach any more are not counted."""
         out = self.data.with_suffix(".json")
         deadline = time.monotonic() + seconds
         server = self.start(Kill())
-        loop = self._loop(steps, out)
+        loop = self._loop(steps, out, jobs)
         try:
             for kill in (*kills, Kill()):
                 end(server)
@@ -101,7 +104,7 @@ class Stage:
                 if loop.poll() is not None:
                     break
             assert loop.wait(max(1.0, deadline - time.monotonic())) == 0, self._why(loop)
-            return dict(json.loads(out.read_text()))
+            return list(json.loads(out.read_text()))
         finally:
             loop.kill()
             end(server)
@@ -119,8 +122,8 @@ class Stage:
         assert server.poll() in (None, -signal.SIGKILL), self._why(loop)
         assert time.monotonic() < deadline, f"{kill}: {self._why(loop)}"
 
-    def _loop(self, steps: int, out: Path) -> subprocess.Popen[str]:
-        arguments = [str(LOOP), self.url, MODELS[self.engine], str(steps), str(out)]
+    def _loop(self, steps: int, out: Path, jobs: int) -> subprocess.Popen[str]:
+        arguments = [str(LOOP), self.url, MODELS[self.engine], str(steps), str(out), str(jobs)]
         with self.data.with_suffix(".loop").open("w") as log:
             return subprocess.Popen([sys.executable, *arguments], stderr=log, stdout=log, text=True)
 
