@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,11 @@ class Versions:
         self._models = models
         self._catalogue = catalogue
         self._snapshots = snapshots
-        self._found = {v: path for v, path in snapshots.versions().items() if whole(path)}
+        for path in snapshots.versions().values():
+            if not whole(path):  # at once: it may be written anew under the same name
+                shutil.rmtree(path, ignore_errors=True)
+        self._found = snapshots.versions()
+        self._expected: dict[VersionId, Model] = {}
         self._live = cache(self._live_in)
 
     def durable(self, version: VersionId) -> bool:
@@ -32,19 +37,22 @@ class Versions:
 
     def expect(self, model: Model, versions: Iterable[VersionId]) -> None:
         """They will be pinned again before any sample runs."""
-        for version in sorted(versions, key=_number):
-            self._models.pins.add(version, model.model_id, model.owner)
+        self._expected |= dict.fromkeys(versions, model)
 
     def revive(self) -> None:
-        """Pins what is read still, and deletes the rest."""
+        """Pins what is read still, the oldest first, and deletes the rest."""
         gone = []
-        for version, path in sorted(self._snapshots.versions().items(), key=_number_first):
+        for version in sorted({*self._found, *self._expected}, key=_number):
+            if (model := self._expected.get(version)) is not None:
+                self._models.pins.add(version, model.model_id, model.owner)
+                continue
+            path = self._found[version]
             run = self._catalogue.find_run(_model_of(version))
             if run is not None and run.base_model not in self._models.bases:
                 continue  # it may be served again
             if run is None or version not in self._live(run.session_id, run.owner):
                 gone.append(path)
-            elif version in self._found:
+            else:
                 self._pin(version, run, path)
         self._snapshots.delete(gone)
 
@@ -83,7 +91,3 @@ def _model_of(version: VersionId) -> ModelId:
 def _number(version: VersionId) -> int:
     number = version.rpartition(":")[2]
     return int(number) if number.isdigit() else 0
-
-
-def _number_first(item: tuple[VersionId, Path]) -> int:
-    return _number(item[0])

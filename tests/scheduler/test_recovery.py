@@ -304,6 +304,25 @@ async def test_ephemeral_samplers_read_their_versions_still(
             await sampled(last, 0)
 
 
+async def test_versions_that_were_half_written_are_written_again(tmp_path: Path) -> None:
+    async with lasting(tmp_path / "a", SELDOM) as first:
+        await first.model(LANE)
+        await first.does(LANE, SaveWeightsForSampler(None, SamplingSessionId("s:sample:0")))
+        version = first.catalogue.sampler("s:sample:0", ALICE).target.version
+        assert version is not None
+        half = first.actor._parts.snapshots.version_directory(version)
+        copy = image(tmp_path / "a", tmp_path / "b")
+    half = copy / half.relative_to(tmp_path / "a")
+    half.mkdir(parents=True)
+    (half / "adapter_model.safetensors").write_bytes(b"half")
+    async with lasting(copy, ALWAYS) as second:
+        goes_on(second, 1)
+        await steps(second, 0, 2)
+        await quiet(second)
+        assert second.actor._parts.snapshots.of(LANE)  # type: ignore[arg-type]
+        assert second.actor.models.pins.get(version).directory == half
+
+
 async def test_a_save_whose_answer_was_lost_finds_its_own_checkpoint(tmp_path: Path) -> None:
     """The row was there, the outcome was not: its repeat is not told that the name is taken."""
     async with lasting(tmp_path / "a") as first:
