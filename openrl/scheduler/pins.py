@@ -22,13 +22,15 @@ _ELSEWHERE = (
 @dataclass(slots=True)
 class Pin:
     """`superseded`: its samplers have moved on to newer weights. `directory`: where it lies on
-    disk; None while it is in the engine's memory alone."""
+    disk; None while it is in the engine's memory alone. `awaited`: the engine will have it once
+    its model has become again what an earlier process left."""
 
     model_id: ModelId
     owner: OwnerId
     size_bytes: int = 0
     superseded: bool = False
     directory: Path | None = None
+    awaited: bool = False
 
 
 class Pins:
@@ -57,10 +59,15 @@ class Pins:
         """Does nothing to one that is here."""
         self._pins.setdefault(version, Pin(model_id, owner, size_bytes, directory=directory))
 
+    def await_(self, version: VersionId, model_id: ModelId, owner: OwnerId) -> None:
+        """It is on its way to the engine: see `Pin.awaited`."""
+        self._pins[version] = Pin(model_id, owner, awaited=True)
+
     def weigh(self, version: VersionId, size_bytes: int) -> None:
-        """What the engine says that it takes."""
+        """What the engine, which has it now, says that it takes."""
         if version in self._pins:
             self._pins[version].size_bytes = size_bytes
+            self._pins[version].awaited = False
 
     def supersede(self, version: VersionId) -> None:
         if version in self._pins:

@@ -124,8 +124,8 @@ class Snapshots:
         """For what ephemeral samplers read of the model and is in memory alone."""
         orders = []
         for version in self._pins.of(model_id) if self.enabled else ():
-            path = self.version_directory(version)
-            if self._pins.get(version).directory is None and path not in self._versions:
+            pin, path = self._pins.get(version), self.version_directory(version)
+            if pin.directory is None and not pin.awaited and path not in self._versions:
                 self._versions[path] = version
                 orders.append(SnapshotVersion(version, path))
         return orders

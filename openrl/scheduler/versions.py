@@ -44,7 +44,7 @@ class Versions:
         gone = []
         for version in sorted({*self._found, *self._expected}, key=_number):
             if (model := self._expected.get(version)) is not None:
-                self._models.pins.add(version, model.model_id, model.owner)
+                self._models.pins.await_(version, model.model_id, model.owner)
                 continue
             path = self._found[version]
             run = self._catalogue.find_run(_model_of(version))

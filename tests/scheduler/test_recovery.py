@@ -270,9 +270,16 @@ async def test_loaded_weights_outlive_the_checkpoint_that_they_came_from(tmp_pat
             np.testing.assert_array_equal(await second.logprobs(lane), logprobs)
 
 
-@pytest.mark.parametrize("securing", [SELDOM, ALWAYS], ids=["replay", "snapshots"])
+@pytest.mark.parametrize(
+    ("securing", "later"),
+    [(SELDOM, SELDOM), (ALWAYS, ALWAYS), (SELDOM, ALWAYS)],
+    ids=["replay", "snapshots", "snapshots while replaying"],
+)
 async def test_ephemeral_samplers_read_their_versions_still(
-    tmp_path: Path, securing: JournalConfig
+    tmp_path: Path,
+    securing: JournalConfig,
+    later: JournalConfig,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Those of a model that was unloaded too; not those of a session that is over."""
 
@@ -296,12 +303,13 @@ async def test_ephemeral_samplers_read_their_versions_still(
         first.catalogue.finish_session("s", ALICE, "done")
         finished = image(tmp_path / "a", tmp_path / "d")
     for left in (copy, unloaded):
-        async with lasting(left, securing) as second:
+        async with lasting(left, later) as second:
             second.seqs = {f"s:sample:{number}": 7 for number in range(3)}
             assert [await sampled(second, number) for number in range(3)] == expected
     async with lasting(finished, securing) as last:
         with pytest.raises(Gone):
             await sampled(last, 0)
+    assert "could not be written" not in caplog.text
 
 
 async def test_versions_that_were_half_written_are_written_again(tmp_path: Path) -> None:
