@@ -22,6 +22,15 @@ from safetensors.numpy import load_file
 
 LOOP = Path(__file__).parents[1] / "crash" / "loop.py"
 SERVER = Path(__file__).with_name("crash_server.py")
+ALARMS = (
+    "could not be written",
+    "could not be recovered",
+    "does not count",
+    "came out otherwise",
+    "the journal has lost",
+    "Traceback",
+)
+"""What no server says in its log, whenever it is killed."""
 MODELS = {"fake": "fake/tiny", "torch": "openrl/sql-demo"}
 
 
@@ -104,6 +113,8 @@ class Stage:
                 if loop.poll() is not None:
                     break
             assert loop.wait(max(1.0, deadline - time.monotonic())) == 0, self._why(loop)
+            said = self.log.read_text()
+            assert [words for words in ALARMS if words in said] == [], said[-8000:]
             return list(json.loads(out.read_text()))
         finally:
             loop.kill()
