@@ -294,7 +294,7 @@ def check(
             target.result(told["request_id"])
 
 
-@pytest.mark.parametrize("examples", [400, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [400, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_no_body_breaks_anything(target: Target, examples: int) -> None:
     @settings(
         max_examples=examples,
