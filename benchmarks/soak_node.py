@@ -1,0 +1,70 @@
+"""The server of `benchmarks/soak.py`: a real one, which also writes down what it holds.
+
+    python benchmarks/soak_node.py DATA PORT fake|torch GAUGES
+
+GAUGES is a file with the newest counts, replaced each second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import threading
+from pathlib import Path
+
+import uvloop
+
+from openrl import demo
+from openrl.config import Config, EngineConfig, JournalConfig, ModelSource, SchedulerConfig
+from openrl.server import serve
+
+MODELS = {"fake": "fake/tiny", "torch": "openrl/sql-demo"}
+
+
+def config(data: Path, port: int, engine: str) -> Config:
+    """What is kept for an hour is kept for seconds here: a leak shows in minutes then."""
+    if engine == "fake":
+        source, engine_config = ModelSource(MODELS[engine]), EngineConfig(kind="fake")
+    else:
+        source = ModelSource(MODELS[engine], demo.model_directory())
+        engine_config = EngineConfig(threads=1)
+    return Config(
+        models=(source,),
+        port=port,
+        data=data,
+        engine=engine_config,
+        scheduler=SchedulerConfig(gap_seconds=0.5),
+        journal=JournalConfig(replay_seconds=2.0, segment_bytes=1 << 20, max_bytes=64 << 20),
+        retention_seconds=30.0,
+        silence_seconds=20.0,
+        log_format="json",
+    )
+
+
+async def main(settings: Config, gauges: Path) -> None:
+    watching = asyncio.create_task(_watch(gauges))
+    try:
+        await serve(settings)
+    finally:
+        watching.cancel()
+
+
+async def _watch(gauges: Path) -> None:
+    while True:
+        await asyncio.sleep(1.0)
+        told = {
+            "tasks": len(asyncio.all_tasks()),
+            "threads": threading.active_count(),
+            "objects": len(gc.get_objects()),
+        }
+        fresh = gauges.with_suffix(".new")
+        fresh.write_text(json.dumps(told))
+        fresh.replace(gauges)
+
+
+if __name__ == "__main__":
+    _, where, port, engine, gauges = sys.argv
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main(config(Path(where), int(port), engine), Path(gauges)))
