@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -23,6 +23,9 @@ from openrl.futures import Entry, Futures
 from openrl.types import Failed, RequestId, Sample, SamplingSessionId
 
 BLOCK = 256
+LOST_AT_ONCE = 4096
+"""A mark may be a billion numbers wide, when a client has left out as many: it is told by parts."""
+
 CLONE = 1_000_000_000
 """Samples of a sampler's n-th clone are numbered from n times this, as the SDK does it."""
 
@@ -42,12 +45,14 @@ class Told:
 class Feed:
     """`awaited`: numbers of samples that were accepted and not yet fetched. `covered`: where the
     mark in the catalogue ends. `lost`: the numbers that may have been in flight when an earlier
-    life ended, until the client has heard of that. `readers` wait for news."""
+    life ended, until the client has heard of that; `lost_at` is the place of those told last.
+    `readers` wait for news."""
 
     awaited: set[int] = field(default_factory=set)
     told: deque[Told] = field(default_factory=deque)
     covered: int = 0
     lost: Sequence[int] = ()
+    lost_at: int = 0
     readers: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -92,13 +97,11 @@ class Feeds:
         name = (sampler, clone)
         feed = self._feed(name)
         mine = cursor if self._life <= cursor <= self._last else 0
-        if mine:
-            feed.lost = ()
         _trim(feed, mine, fetched)
+        self._hear(name, feed, mine)
         if not feed.lost:
             await _news(feed, seconds)
-        lost = [Told(self._life, _request(sampler, seq), failed=True) for seq in feed.lost]
-        told = [*lost, *feed.told]
+        told = [*self._lost(sampler, feed), *feed.told]
         self._forget_if_idle(name, feed)
         return told, max([self._life, mine, *(each.at for each in told)])
 
@@ -108,6 +111,23 @@ class Feeds:
             feed.awaited = {seq for seq in feed.awaited if self._known(name[0], seq)}
             feed.told = deque(each for each in feed.told if self._futures.known(each.request_id))
             self._forget_if_idle(name, feed)
+
+    def _hear(self, name: Name, feed: Feed, cursor: int) -> None:
+        """The client has got the part of the lost that was told last; after all of it the mark is
+        of this life, so that a feed that is remembered again does not begin anew."""
+        if not feed.lost_at or feed.lost_at > cursor:
+            return
+        feed.lost, feed.lost_at = feed.lost[LOST_AT_ONCE:], 0
+        if not feed.lost and not feed.covered:
+            self._catalogue.mark(name[0], Mark(name[1], 0, 0, self._life))
+
+    def _lost(self, sampler: SamplingSessionId, feed: Feed) -> Iterator[Told]:
+        """The next part of them, or the same again until its place is given back."""
+        if feed.lost and not feed.lost_at:
+            self._last += 1
+            feed.lost_at = self._last
+        for seq in feed.lost[:LOST_AT_ONCE]:
+            yield Told(feed.lost_at, _request(sampler, seq), failed=True)
 
     def _feed(self, name: Name) -> Feed:
         feed = self._feeds.get(name)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.api.feeds import BLOCK, CLONE, Feeds
+from openrl.api.feeds import BLOCK, CLONE, LOST_AT_ONCE, Feeds
 from openrl.catalogue import Catalogue, Sampler
 from openrl.errors import ServerError
 from openrl.futures import Futures
@@ -137,6 +137,26 @@ async def test_a_second_restart_before_the_client_has_heard(catalogue: Catalogue
     Life(catalogue, started=2.0).accept(5)
     told, _ = await Life(catalogue, started=3.0).read(cursor)
     assert set(range(6)) <= set(told)
+
+
+async def test_what_a_restart_lost_is_told_by_parts(catalogue: Catalogue) -> None:
+    """A client's numbers may have gaps of any width: a mark of a billion costs what a part does."""
+    life = Life(catalogue, started=1.0)
+    life.accept(0, CLONE - 1 - BLOCK, 3 * CLONE, 3 * CLONE + 2 * LOST_AT_ONCE)
+    later = Life(catalogue, started=2.0)
+    told, cursor = await later.read()
+    assert told == list(range(LOST_AT_ONCE))
+    assert (await later.read(0))[0] == told, "its first answer was lost"
+    later.accept(7)
+    later.finish(7)
+    more, _ = await later.read(cursor)
+    assert more == [*range(LOST_AT_ONCE, 2 * LOST_AT_ONCE), 7]
+
+    cursor, told = 0, []
+    while (news := await later.read(cursor, clone=3))[0]:
+        told, cursor = [*told, *news[0]], news[1]
+    assert told == list(range(3 * CLONE, 3 * CLONE + 2 * LOST_AT_ONCE + BLOCK))
+    assert await later.read(cursor, clone=3) == ([], cursor), "it is not told anew"
 
 
 async def test_a_clock_that_was_set_back(catalogue: Catalogue) -> None:
