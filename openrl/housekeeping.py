@@ -14,6 +14,8 @@ from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.backlog import Backlog
+from openrl.scheduler.leases import Leases
+from openrl.types import SessionId
 
 log = logging.getLogger("openrl")
 
@@ -40,15 +42,19 @@ async def clean(journal: Journal) -> None:
 async def tidy(
     catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, now: float
 ) -> None:
-    """One round. What a full disk does not let it write waits for the next."""
+    """One round. What a full disk, or a storage that is away, does not let it do waits for the
+    next; neither keeps the rest from being done."""
     futures.sweep()
     try:
         await delete_expired(catalogue, checkpoints, now)
         await asyncio.to_thread(checkpoints.trim, now)
+    except (OSError, sqlite3.Error) as error:
+        log.error("checkpoints cannot be tidied up: %s", error)
+    try:
         catalogue.write_touched()
         catalogue.usage.write()
         catalogue.audit.forget(now)
-    except (OSError, sqlite3.Error) as error:
+    except sqlite3.Error as error:
         log.error("the catalogue cannot be tidied up: %s", error)
 
 
@@ -66,13 +72,36 @@ async def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now
 
 
 async def watch_over(
-    backlog: Backlog, admission: Admission, services: Services, silence_seconds: float
+    backlog: Backlog,
+    admission: Admission,
+    leases: Leases,
+    services: Services,
+    silence_seconds: float,
 ) -> None:
     """Runs until cancelled."""
     while True:
         await asyncio.sleep(_EVERY_SECONDS)
         services.feeds.sweep()
         take_back_unheard(backlog, admission, services, silence_seconds)
+        end_leases(backlog, leases, services, silence_seconds)
+
+
+def end_leases(backlog: Backlog, leases: Leases, services: Services, silence_seconds: float) -> int:
+    """Of sessions that have not been heard for that long, heart or not: theirs is only the memory
+    of the device. Returns how many models leave it. One that an earlier process left is as good as
+    heard when this one first sees it. Sessions that have nothing here any more are forgotten."""
+    now = services.clock()
+    present = {model.session_id for model in services.models.all_alive()}
+    for session_id in present:
+        services.heard.setdefault(session_id, now)
+    last = {s: max(when, services.heartbeats.get(s, when)) for s, when in services.heard.items()}
+    for session_id in last.keys() - present:
+        if last[session_id] < now - silence_seconds and not backlog.busy(SessionId(session_id)):
+            services.heartbeats.pop(session_id, None)
+            del services.heard[session_id]
+    return leases.heard(
+        {SessionId(s): when for s, when in last.items() if s in present}, now - silence_seconds
+    )
 
 
 def take_back_unheard(

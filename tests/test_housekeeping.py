@@ -8,6 +8,7 @@ from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
 from openrl.housekeeping import tidy
+from openrl.storage import FsspecStorage
 from openrl.types import LoraConfig, ModelId, OwnerId, RequestId, SessionId, TinkerPath
 
 ME = OwnerId("me")
@@ -51,6 +52,25 @@ async def test_a_full_disk_stops_nothing_for_good(tmp_path: Path) -> None:
     assert catalogue.usage.between(ME, 0.0, 1e9) == ((BUCKET, 5),)
     catalogue.close()
     assert Catalogue(file).run(RUN.model_id, ME).last_request_at == 7.0
+
+
+class Away(FsspecStorage):
+    """A storage that can be reached no more."""
+
+    def remove(self, name: str) -> None:
+        raise OSError("no route to the bucket")
+
+
+async def test_a_storage_that_is_away_keeps_nobody_from_being_counted(tmp_path: Path) -> None:
+    catalogue = Catalogue(tmp_path / "catalogue.sqlite")
+    store = CheckpointStore(tmp_path / "checkpoints", Away(f"file://{tmp_path}/bucket"))
+    futures = Futures(clock=lambda: 1e9, retention_seconds=0.0)
+    catalogue.add_checkpoint(expired())
+    catalogue.usage.count(BUCKET, 5)
+    await tidy(catalogue, store, futures, 3.0)
+    assert catalogue.find_checkpoint(PATH) is not None  # the next round's
+    written = sqlite3.connect(tmp_path / "catalogue.sqlite")
+    assert written.execute("SELECT amount FROM usage").fetchall() == [(5,)]
 
 
 def test_an_entry_that_cannot_be_kept_fails_nobody(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ without an `Origin` that gives it away, or under a name of its own that leads he
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
@@ -45,13 +43,4 @@ def is_at_home(request: web.Request) -> bool:
     """On this machine, under one of its own names, and not from another site's page."""
     origin = request.headers.get("Origin")
     own = origin is None or origin == f"{request.scheme}://{request.host}"
-    return own and auth.is_neighbour(request) and _is_own_name(request.url.host)
-
-
-def _is_own_name(host: str | None) -> bool:
-    if host is None or host == "localhost":
-        return host is not None
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return own and auth.is_neighbour(request) and auth.has_own_name(request)

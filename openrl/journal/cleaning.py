@@ -94,10 +94,12 @@ class Cleaner:
 
 def _steps(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
     step: list[Entry] = []
+    size = 0
     for entry in entries:
         step.append(entry)
-        if sum(each.size for each in step) >= _STEP:
+        size += entry.size
+        if size >= _STEP:
             yield step
-            step = []
+            step, size = [], 0
     if step:
         yield step

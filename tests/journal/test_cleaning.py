@@ -20,7 +20,7 @@ from support.journal import (
     work,
 )
 
-from openrl.journal import DiskJournal
+from openrl.journal import DiskJournal, cleaning
 from openrl.types import RequestId
 
 A, B, C = (f"s:train:{number}" for number in range(3))
@@ -37,6 +37,22 @@ async def started(directory: Path, **options: object) -> tuple[DiskJournal, Stor
 def forget(journal: DiskJournal, story: Story) -> None:
     journal.forgotten([RequestId(each) for each in story.answers])
     story.answers.clear()
+
+
+def test_a_step_is_measured_once_however_many_records_it_has() -> None:
+    class Record:
+        asked = 0
+
+        @property
+        def size(self) -> int:
+            Record.asked += 1
+            return 1 << 10
+
+    records = [Record() for _ in range(10_000)]
+    steps = list(cleaning._steps(records))  # type: ignore[arg-type]
+    assert [record for step in steps for record in step] == records
+    assert [len(step) for step in steps] == [4096, 4096, 1808]
+    assert Record.asked == len(records)
 
 
 async def test_the_log_stays_small_while_snapshots_are_taken(tmp_path: Path) -> None:
