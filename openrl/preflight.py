@@ -22,12 +22,12 @@ _LEAST_FREE = 64 << 20  # bytes: less than any adapter's checkpoint with its opt
 
 def check(config: Config) -> None:
     """Raises `UserError` with every problem, one a line. Touches nothing."""
-    problems = [*_models(config), *_data(config.data), *_trust(config)]
+    problems = [*model_problems(config), *data_problems(config.data), *trust_problems(config)]
     if problems:
         raise UserError("\n".join(problems))
 
 
-def _models(config: Config) -> Iterator[str]:
+def model_problems(config: Config) -> Iterator[str]:
     if not config.models:
         yield "no model to serve: say --model NAME=PATH, or --model NAME for one of the hub's"
     if config.engine.kind == "torch":
@@ -50,7 +50,7 @@ def _files(model: ModelSource) -> Iterator[str]:
         yield f"model {model.name}: {path} holds no weights (*.safetensors); copy the whole model"
 
 
-def _data(data: Path) -> Iterator[str]:
+def data_problems(data: Path) -> Iterator[str]:
     standing = next(p for p in (data.absolute(), *data.absolute().parents) if p.exists())
     if not standing.is_dir():
         yield f"data directory {data}: {standing} is a file; choose another with --data"
@@ -60,7 +60,7 @@ def _data(data: Path) -> Iterator[str]:
         yield f"data directory {data}: {free >> 20} MiB free; make room or choose another (--data)"
 
 
-def _trust(config: Config) -> Iterator[str]:
+def trust_problems(config: Config) -> Iterator[str]:
     for works in (checks_keys, read_keys, server_context):
         try:
             works(config)

@@ -12,7 +12,7 @@ from typing import get_type_hints
 import pytest
 
 from openrl import config, threads
-from openrl.commands import toml_lines
+from openrl.commands.serving import toml_lines
 from openrl.config import Config, EngineConfig, Limits, ModelSource, SchedulerConfig
 from openrl.errors import UserError
 from openrl.values import OwnerQuota

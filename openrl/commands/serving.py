@@ -1,4 +1,4 @@
-"""The commands: each turns its flags into a frozen `Config` and hands it on."""
+"""`serve` and `config`: flags become a frozen `Config`, which is handed on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,6 @@ import msgspec
 
 from openrl import demo, preflight, threads
 from openrl.config import SECRETS, Config, build, environ, known_keys, resolve
-from openrl.errors import OpenRLError
-from openrl.key_commands import keys_group
 from openrl.settings import MODELS, Setting
 from openrl.telemetry import set_up_logging
 
@@ -47,12 +44,13 @@ class Source:
         return {MODELS: default, **resolve(self.flags, environ, self.file)}
 
 
-def configured(command: Callable[[Source], None]) -> Callable[..., None]:
+def configured(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the flags that make a configuration."""
 
     @functools.wraps(command)
-    def with_flags(file: Path | None, models: tuple[str, ...], **typed: str | None) -> None:
-        command(Source(file, tuple(_settings(models, typed))))
+    def with_flags(file: Path | None, models: tuple[str, ...], **typed: Any) -> None:
+        flags = {name: typed.pop(name) for name in _FLAGS}
+        command(Source(file, tuple(_settings(models, flags))), **typed)
 
     options = [
         click.option(f"--{name.replace('_', '-')}", metavar=metavar, help=text)
@@ -79,28 +77,7 @@ def _settings(models: tuple[str, ...], typed: Mapping[str, str | None]) -> Itera
             yield Setting(_FLAGS[name][0], value, f"--{name.replace('_', '-')}", text=True)
 
 
-class _Commands(click.Group):
-    """Says our own errors as one line or a few, without a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except OpenRLError as error:
-            raise click.ClickException(error.message) from error
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-def cli() -> None:
-    """OpenRL: a post-training service for language models on your own machine."""
-
-
-@cli.command()
-def version() -> None:
-    """Print OpenRL's version."""
-    click.echo(f"openrl {version_of('openrl-node')}")
-
-
-@cli.command()
+@click.command()
 @configured
 def serve(source: Source) -> None:
     """Serve models over the Tinker protocol; without --model, a small one for trying out."""
@@ -118,10 +95,7 @@ def serve(source: Source) -> None:
         raise click.ClickException(advice) from error
 
 
-cli.add_command(keys_group)
-
-
-@cli.group("config")
+@click.group("config")
 def config_group() -> None:
     """Look at the configuration without serving it."""
 
