@@ -95,10 +95,10 @@ def end_leases(backlog: Backlog, leases: Leases, services: Services, silence_sec
     for session_id in present:
         services.heard.setdefault(session_id, now)
     last = {s: max(when, services.heartbeats.get(s, when)) for s, when in services.heard.items()}
-    for session_id in last.keys() - present:
-        if last[session_id] < now - silence_seconds and not backlog.busy(SessionId(session_id)):
-            services.heartbeats.pop(session_id, None)
-            del services.heard[session_id]
+    for gone in last.keys() - present:
+        if last[gone] < now - silence_seconds and not backlog.busy(SessionId(gone)):
+            services.heartbeats.pop(gone, None)
+            del services.heard[gone]
     return leases.heard(
         {SessionId(s): when for s, when in last.items() if s in present}, now - silence_seconds
     )

@@ -168,7 +168,8 @@ async def _running(
         tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
         tasks.spawn(clean(journal), "clean the journal")
         tasks.spawn(
-            watch_over(actor.backlog, admission, services, config.silence_seconds), "clients"
+            watch_over(actor.backlog, admission, actor.leases, services, config.silence_seconds),
+            "clients",
         )
         async with (
             traced(config.traces.endpoint, actor.meter, actor.enquiries, time.time),

@@ -84,7 +84,7 @@ class EngineActor:
         parts = self._parts = Parts(*given, snapshots, securing, self._task_died)
         self.models, self.backlog = parts.models, parts.backlog
         self.entitlements = parts.entitlements
-        self.meter, self.enquiries = parts.meter, parts.enquiries
+        self.meter, self.enquiries, self.leases = parts.meter, parts.enquiries, parts.leases
         self._engine, self._thread, self._tasks = engine, parts.thread, parts.tasks
         self._state, self._allowances = parts.state, parts.allowances
         self._loading, self._runner = parts.loading, parts.runner

@@ -20,6 +20,7 @@ from openrl.scheduler.controls import Controls
 from openrl.scheduler.core.state import State
 from openrl.scheduler.enquiries import Enquiries
 from openrl.scheduler.entitlements import Entitlements
+from openrl.scheduler.leases import Leases
 from openrl.scheduler.loading import Loading
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.models import Models
@@ -80,6 +81,7 @@ class Parts:
             self.snapshots,
             clock,
         )
+        self.leases = Leases(self.runner.execute, self.models, self.backlog, self.tasks)
         self.enquiries = Enquiries(
             self.state,
             self.allowances,
