@@ -49,7 +49,7 @@ NOISE = {
 }
 """What is measured, and the rise that says nothing."""
 ON_DISK = ("journal", "snapshots", "versions", "checkpoints")
-REPORTED = ("catalogue_mib", "objects")
+REPORTED = ("catalogue_mib", "blocks")
 """Without a bound: the catalogue keeps a row of every session and run."""
 
 Sample = dict[str, float]
