@@ -22,7 +22,8 @@ from openrl.engines.base import (
     PinVersion,
     SaveAdapter,
 )
-from openrl.errors import ServerError, UserError
+from openrl.errors import NotFound, ServerError, Unavailable, UserError
+from openrl.scheduler.fetching import Fetching
 from openrl.scheduler.models import Model, Models
 from openrl.scheduler.publishing import Publisher, Save, path_of, saved
 from openrl.types import (
@@ -81,17 +82,18 @@ class Controls:
         self._catalogue = catalogue
         self._store = store
         self._now = now
+        self._fetching = Fetching(catalogue, store)
         self._publisher = Publisher(catalogue, store, now)
 
     # --- before the engine ---
 
-    def prepare(self, work: Work) -> Order | Found:
+    async def prepare(self, work: Work) -> Order | Found:
         try:
-            return self._prepared(work)
+            return await self._prepared(work)
         except sqlite3.Error as error:
             raise ServerError(f"the catalogue cannot be read: {error}") from error
 
-    def _prepared(self, work: Work) -> Order | Found:
+    async def _prepared(self, work: Work) -> Order | Found:
         model = self._models.find(work.lane)
         assert model is not None, "admission registers a model before its first operation"
         name = model.model_id
@@ -99,10 +101,10 @@ class Controls:
             case CreateModel(lora=lora):
                 return Order(work, model, CreateAdapter(name, lora))
             case CreateModelFromCheckpoint(lora=lora, path=path, with_optimizer=optimizer) as load:
-                source = self._source(path, model, optimizer, load.reader)
+                source = await self._source(path, model, optimizer, load.reader)
                 return Order(work, model, CreateAdapter(name, lora, source, optimizer))
             case LoadWeights(path=path, with_optimizer=optimizer, reader=reader):
-                source = self._source(path, model, optimizer, reader)
+                source = await self._source(path, model, optimizer, reader)
                 return Order(work, model, LoadAdapter(name, source, optimizer))
             case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
                 return self._prepare_save(work, model, save)
@@ -114,13 +116,11 @@ class Controls:
             case other:
                 raise AssertionError(f"{type(other).__name__} is no control operation")
 
-    def _source(
+    async def _source(
         self, path: TinkerPath, model: Model, with_optimizer: bool, reader: OwnerId | None
     ) -> Path:
         """The directory of a checkpoint that fits the model and that `reader` may read."""
         checkpoint = self._catalogue.readable_checkpoint(path, reader or model.owner)
-        if not self._store.exists(path, checkpoint.created_at):
-            raise ServerError(f"the files of checkpoint {path!r} are missing from this server")
         differences = self._differences(checkpoint, model)
         if differences:
             raise UserError(
@@ -129,7 +129,14 @@ class Controls:
             )
         if with_optimizer and not checkpoint.with_optimizer:
             raise UserError(f"checkpoint {path!r} holds no optimizer state: load it without")
-        return self._store.directory(path, checkpoint.created_at)
+        try:
+            return await self._fetching.bring(checkpoint)
+        except NotFound as error:
+            raise ServerError(
+                f"the files of checkpoint {path!r} are missing from this server"
+            ) from error
+        except Unavailable as error:  # it was here when the work was accepted
+            raise ServerError(f"{error.message}; load it again later") from error
 
     def _differences(self, checkpoint: Checkpoint, model: Model) -> list[str]:
         found = []

@@ -1,15 +1,16 @@
 """Checkpoints that are kept elsewhere are brought to this disk before the work that reads them is
-accepted: the engine reads files, and never waits for a network."""
+accepted: the engine reads files, and waits for a network only when a copy has gone since."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 from openrl.catalogue import Catalogue, Checkpoint
 from openrl.checkpoints import CheckpointStore
 from openrl.errors import NotFound, Unavailable
-from openrl.types import CreateModelFromCheckpoint, LoadWeights, Sample, TinkerPath, Work
+from openrl.types import CreateModelFromCheckpoint, LoadWeights, Sample, Work
 
 _RETRY_SECONDS = 5.0
 
@@ -21,13 +22,10 @@ class Fetching:
 
     async def for_work(self, work: Work) -> None:
         """What is nowhere is left for the work itself to say. Raises `Unavailable`."""
-        path = _read_by(work)
-        checkpoint = None if path is None else self._catalogue.find_checkpoint(path)
-        if checkpoint is not None:
-            try:
+        with suppress(NotFound):
+            checkpoint = self._read_by(work)
+            if checkpoint is not None:
                 await self.bring(checkpoint)
-            except NotFound:
-                return
 
     async def bring(self, checkpoint: Checkpoint) -> Path:
         """Its directory. Raises `NotFound`, and `Unavailable` when where it is kept cannot be
@@ -43,12 +41,12 @@ class Fetching:
                 _RETRY_SECONDS,
             ) from error
 
-
-def _read_by(work: Work) -> TinkerPath | None:
-    match work.operation:
-        case LoadWeights(path=path) | CreateModelFromCheckpoint(path=path):
-            return path
-        case Sample():
-            return None if work.target is None else work.target.path
-        case _:
-            return None
+    def _read_by(self, work: Work) -> Checkpoint | None:
+        """Raises `NotFound` for what the work may not read: nothing is brought for that."""
+        match work.operation:
+            case (LoadWeights() | CreateModelFromCheckpoint()) as load:
+                return self._catalogue.readable_checkpoint(load.path, load.reader or work.owner)
+            case Sample() if work.target is not None and work.target.path is not None:
+                return self._catalogue.find_checkpoint(work.target.path)  # its sampler was let in
+            case _:
+                return None

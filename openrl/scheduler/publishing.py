@@ -63,7 +63,7 @@ class Publisher:
         try:
             self._catalogue.add_checkpoint(row)
         except sqlite3.Error:
-            self._store.delete(path, now)
+            await asyncio.to_thread(self._store.delete, path, now)
             raise
         self._catalogue.audit.add(model.owner, now, "checkpoint_create", tinker_path=path)
         if replaced is not None:

@@ -153,18 +153,18 @@ class Replay:
         self._tell(course.plan)
         plan = course.plan
         try:
-            control = self._beginning(plan)
+            control = await self._beginning(plan)
         except OpenRLError as error:
             self._stop(course.model_id, error)
             return
         if await self._obeyed(course, control):
             self._snapshots.reached(course.model_id, plan.position)
 
-    def _beginning(self, plan: Plan) -> Control:
+    async def _beginning(self, plan: Plan) -> Control:
         model = plan.model
         if plan.snapshot is not None:
             return RestoreAdapter(model.model_id, model.lora, plan.snapshot)
-        order = self._controls.prepare(plan.creation)
+        order = await self._controls.prepare(plan.creation)
         assert isinstance(order, Order)
         assert isinstance(order.control, CreateAdapter)
         return order.control
@@ -212,7 +212,7 @@ class Replay:
         match work.operation:
             case LoadWeights():
                 try:
-                    order = self._controls.prepare(work)
+                    order = await self._controls.prepare(work)
                 except OpenRLError as error:
                     self._stop(course.model_id, error)
                     return

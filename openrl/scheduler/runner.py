@@ -132,7 +132,7 @@ class Runner:
         pending = self._backlog.get(start.request)
         seconds, capacity = 0.0, None
         try:
-            order = self._controls.prepare(pending.work)
+            order = await self._controls.prepare(pending.work)
         except OpenRLError as error:
             pending.ended = Failed(error)
         else:
