@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
+from openrl.commands.saying import json_option, say_json, say_table
 from openrl.config import Config, build, environ, resolve
 from openrl.errors import UserError
 from openrl.key_files import KeysFile
@@ -25,7 +22,6 @@ from openrl.settings import Setting
 
 _data = click.option("--data", metavar="DIR", help="The server's data directory.")
 _config = click.option("--config", "file", type=click.Path(path_type=Path), help="A TOML file.")
-_json = click.option("--json", "as_json", is_flag=True, help="For machines, on standard output.")
 
 
 def _configuration(data: str | None, file: Path | None) -> Config:
@@ -42,7 +38,7 @@ def keys_group() -> None:
 @click.option("--owner", metavar="NAME", help="Whose it is; new names make new owners.")
 @click.option("--was", metavar="KEY", help="Instead of a name: a key used while any was let in.")
 @click.option("--admin", is_flag=True, help="It may see and change what is everybody's.")
-@_json
+@json_option
 @_data
 @_config
 def add(
@@ -61,7 +57,7 @@ def add(
     holder = unlisted_owner(was) if was is not None else check_owner(owner or "")
     key, entry = keys.add(holder, admin, datetime.now(UTC).isoformat(timespec="seconds"))
     if as_json:
-        click.echo(json.dumps({"key": key, **_plain(entry, str(keys.path))}))
+        say_json({"key": key, **_plain(entry, str(keys.path))})
         return
     click.echo(key)
     click.echo(
@@ -77,7 +73,7 @@ def add(
 
 
 @keys_group.command("list")
-@_json
+@json_option
 @_data
 @_config
 def list_keys(as_json: bool, data: str | None, file: Path | None) -> None:
@@ -87,9 +83,9 @@ def list_keys(as_json: bool, data: str | None, file: Path | None) -> None:
     listed = [(entry, str(path)) for entry in KeysFile(path).entries()]
     listed += [(entry, "auth.keys") for entry in from_settings(config.auth.keys)]
     if as_json:
-        click.echo(json.dumps([_plain(entry, place) for entry, place in listed]))
+        say_json([_plain(entry, place) for entry, place in listed])
     elif listed:
-        Console().print(_table(listed))
+        say_table(("id", "owner", "role", "since", "where"), [_row(*each) for each in listed])
     else:
         click.echo(f"no keys in {path}: make one with openrl keys add --owner NAME")
 
@@ -97,7 +93,7 @@ def list_keys(as_json: bool, data: str | None, file: Path | None) -> None:
 @keys_group.command("revoke")
 @click.argument("key_id", metavar="[ID]", required=False)
 @click.option("--owner", metavar="NAME", help="Instead of one key: all of this owner's.")
-@_json
+@json_option
 @_data
 @_config
 def revoke(
@@ -121,7 +117,7 @@ def revoke(
     if not gone:
         raise UserError(f"no such key in {keys.path}: see openrl keys list")
     if as_json:
-        click.echo(json.dumps([_plain(entry, str(keys.path)) for entry in gone]))
+        say_json([_plain(entry, str(keys.path)) for entry in gone])
     else:
         names = ", ".join(entry.key_id for entry in gone)
         click.echo(f"revoked: {names}. A running server lets them in for at most a second more.")
@@ -137,11 +133,5 @@ def _plain(entry: KeyEntry, place: str) -> dict[str, str | bool]:
     }
 
 
-def _table(listed: Sequence[tuple[KeyEntry, str]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in ("id", "owner", "role", "since", "where"):
-        table.add_column(title, overflow="fold")
-    for entry, place in listed:
-        role = "admin" if entry.admin else ""
-        table.add_row(entry.key_id, entry.owner, role, entry.since, place)
-    return table
+def _row(entry: KeyEntry, place: str) -> tuple[str, ...]:
+    return (entry.key_id, entry.owner, "admin" if entry.admin else "", entry.since, place)

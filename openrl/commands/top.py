@@ -9,13 +9,13 @@ from dataclasses import asdict
 from http.client import HTTPException
 
 import click
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from openrl.commands.board import CLOCK, WINDOW, Board, Picture, events
 from openrl.commands.remote import Remote, with_remote
-from openrl.commands.saying import json_option, say_json, table
+from openrl.commands.saying import console, json_option, say_json, table
 from openrl.errors import Unavailable
 
 PAUSE_SECONDS = 2.0
@@ -37,7 +37,7 @@ def top(remote: Remote, once: bool, as_json: bool) -> None:
         for picture in pictures(remote):
             _say(picture, as_json)
     else:
-        with Live(Text(f"{remote.url} …"), screen=Console().is_terminal) as screen:
+        with Live(Text(f"{remote.url} …"), screen=console().is_terminal) as screen:
             _watch(remote, screen)
 
 
@@ -45,7 +45,7 @@ def _say(picture: Picture, as_json: bool) -> None:
     if as_json:
         say_json(asdict(picture))
     else:
-        Console().print(_shown(picture))
+        console().print(_shown(picture))
 
 
 def pictures(remote: Remote) -> Iterator[Picture]:
