@@ -253,7 +253,7 @@ class Admission:
             check_training(creation, info, self._limits)
             self._quotas.check_models(work.owner)
         except UserError as error:
-            model.closed = not_created(model.model_id, error)
+            self._actor.models.close(work.lane, not_created(model.model_id, error))
             self._refuse(work, error)
             return
         self._actor.post(LaneOpened(work.lane, work.seq_id))

@@ -50,7 +50,8 @@ def past_life(run: Run, catalogue: Catalogue) -> UserError:
             "model from it"
         )
     return Gone(
-        f"the weights of model {run.model_id!r} went with an earlier process of this server: "
+        f"the weights of model {run.model_id!r} are gone: it was unloaded, or went with an earlier "
+        "process of this server; "
         + _advice(run, catalogue)
     )
 

@@ -27,15 +27,20 @@ class Model:
     closed: OpenRLError | None = None
 
 
+CLOSED_KEPT = 4096
+
+
 class Models:
     """`pins` are the versions held for ephemeral samplers; `away` says of models that an earlier
-    process has left why this one cannot go on with them."""
+    process has left why this one cannot go on with them. Of models that are closed the last
+    `CLOSED_KEPT` are remembered, and those that have versions pinned."""
 
     def __init__(self, pins: Pins) -> None:
         self.pins = pins
         self.away: dict[str, str] = {}
         self._bases: dict[str, BaseModelInfo] = {}
         self._models: dict[str, Model] = {}
+        self._closed: dict[str, None] = {}  # oldest first
 
     # --- base models ---
 
@@ -79,7 +84,19 @@ class Models:
         return [model for model in self._models.values() if model.closed is None]
 
     def closed(self, model_id: str) -> bool:
-        return self._models[model_id].closed is not None
+        model = self._models.get(model_id)
+        return model is None or model.closed is not None
 
     def close(self, model_id: str, error: OpenRLError) -> None:
         self._models[model_id].closed = error
+        self._closed[model_id] = None
+        if len(self._closed) > CLOSED_KEPT:
+            self._forget(next(iter(self._closed)))
+
+    def _forget(self, model_id: str) -> None:
+        """Later, as long as a sampler may name its weights."""
+        del self._closed[model_id]
+        if self.pins.of(ModelId(model_id)):
+            self._closed[model_id] = None
+        else:
+            del self._models[model_id]
