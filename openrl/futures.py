@@ -82,13 +82,14 @@ class Futures:
         owner: OwnerId,
         kind: str,
         lane: str,
+        size: int,
         stored: Callable[[], Outcome],
     ) -> None:
-        """An answer of an earlier process: kept as if it had arrived now, read when asked for.
-        `stored` raises `ServerError` when it cannot be read."""
+        """An answer of an earlier process, of about so many bytes: kept as if it had arrived now,
+        read when asked for. `stored` raises `ServerError` when it cannot be read."""
         self.open(request_id, owner, kind, lane)
         entry = self._entries[request_id]
-        entry.resolved_at, entry.stored = self._clock(), stored
+        entry.resolved_at, entry.size, entry.stored = self._clock(), size, stored
 
     def find(self, request_id: RequestId, owner: OwnerId) -> Entry:
         """Raises `NotFound` for an unknown id and for another owner's alike."""

@@ -33,7 +33,7 @@ from openrl.engines.base import BaseModelInfo, Engine, LoadProgress
 from openrl.engines.fake import FakeEngine
 from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
-from openrl.futures import Futures
+from openrl.futures import KEPT_BYTES, Futures
 from openrl.housekeeping import clean, housekeeping, watch_over
 from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
@@ -122,7 +122,9 @@ async def _running(
     rows = catalogue.all_checkpoints(limit=-1).items
     known = {store.directory(row.path, row.created_at) for row in rows}
     await asyncio.to_thread(store.sweep, known)
-    futures = Futures(time.monotonic, config.retention_seconds, on_forgotten=journal.forgotten)
+    # Answers are in the journal as well: they must not fill it, since no snapshot makes that room.
+    kept_bytes = min(KEPT_BYTES, config.journal.max_bytes // 8)
+    futures = Futures(time.monotonic, config.retention_seconds, kept_bytes, journal.forgotten)
     actor = EngineActor(
         engine,
         config.scheduler,

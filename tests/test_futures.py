@@ -68,6 +68,18 @@ async def test_large_answers_make_room_those_first_that_were_handed_out() -> Non
     ]
 
 
+def test_answers_of_an_earlier_process_count_before_they_are_read() -> None:
+    """Else each start would let as many more be kept, on the journal's disk."""
+    clock = Clock()
+    futures = Futures(clock, retention_seconds=1e9, kept_bytes=800)
+    for number in range(3):
+        clock.now += 1.0
+        name = RequestId(f"m:{number}")
+        futures.restore(name, ALICE, "ForwardBackward", "m", 400, lambda: DONE)
+    assert futures.sweep() == 1
+    assert not futures.known(RequestId("m:0"))
+
+
 def test_another_owners_request_is_not_found() -> None:
     futures = opened(Clock())
     for request, owner in ((A, BOB), (B, ALICE)):

@@ -87,7 +87,7 @@ class Recovery:
             self._seqs[answer.lane].add(_seq(answer.request_id))
             stored = partial(self._recovered.outcome, answer.request_id)
             self._futures.restore(
-                answer.request_id, answer.owner, answer.operation, answer.lane, stored
+                answer.request_id, answer.owner, answer.operation, answer.lane, answer.size, stored
             )
         for one in self._recovered.models:
             self._revive(one)
