@@ -82,8 +82,11 @@ class EngineActor:
         `securing` says; None writes none."""
         given = (engine, config, catalogue, store, futures, journal, clock, now, on_progress)
         parts = self._parts = Parts(*given, snapshots, securing, self._task_died)
-        self.models, self.backlog = parts.models, parts.backlog
-        self.entitlements = parts.entitlements
+        self.models, self.backlog, self.entitlements = (
+            parts.models,
+            parts.backlog,
+            parts.entitlements,
+        )
         self.meter, self.enquiries, self.leases = parts.meter, parts.enquiries, parts.leases
         self._engine, self._thread, self._tasks = engine, parts.thread, parts.tasks
         self._state, self._allowances = parts.state, parts.allowances
@@ -271,15 +274,16 @@ class EngineActor:
     # --- the engine ---
 
     async def _load(self, replay: Replay) -> None:
+        failed = "the base models could not be loaded"
         try:
-            load = partial(self._engine.load, self._loading.progressed)
-            capacity = await self._thread.run(load)
+            capacity = await self._thread.run(partial(self._engine.load, self._loading.progressed))
+            failed = "the models of an earlier process could not be made again"
             await replay.run()
         except Exception as error:  # whatever it is, everyone who waits is told
             ours = isinstance(error, OpenRLError)
             cause = str(error) if ours else f"{type(error).__name__}: {error}"
-            log.error("the engine could not load: %s", cause, exc_info=None if ours else error)
-            self._stop(ServerError(f"the base models could not be loaded: {cause}"))
+            log.error("%s: %s", failed, cause, exc_info=None if ours else error)
+            self._stop(ServerError(f"{failed}: {cause}"))
             return
         self._loading.succeed()
         self.post(EngineReady(capacity))

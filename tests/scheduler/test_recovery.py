@@ -590,6 +590,22 @@ async def test_work_that_an_engine_died_of_goes_on_with_another(tmp_path: Path) 
         )
 
 
+async def test_an_engine_that_dies_in_a_replay_is_not_said_to_lack_its_weights(
+    tmp_path: Path,
+) -> None:
+    def die(work: Pass) -> None:
+        if isinstance(work, OptimPass):
+            raise EngineDied("the device fell off the bus")
+
+    async with lasting(tmp_path / "a") as first:
+        await first.model(LANE)
+        await first.step(LANE)
+    engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=die)
+    async with lasting(tmp_path / "a", engine=engine) as second:
+        with pytest.raises(ServerError, match="could not be made again: the device fell"):
+            await second.actor.lost()
+
+
 async def test_a_creation_that_was_not_answered_is_made(tmp_path: Path) -> None:
     gate = Gate(ControlPass)
     engine = FakeEngine([BASE], vocab_size=64, context_length=64, before=gate)
