@@ -82,17 +82,13 @@ class EngineActor:
         `securing` says; None writes none."""
         given = (engine, config, catalogue, store, futures, journal, clock, now, on_progress)
         parts = self._parts = Parts(*given, snapshots, securing, self._task_died)
-        self.models, self.backlog, self.entitlements = (
-            parts.models,
-            parts.backlog,
-            parts.entitlements,
-        )
+        self.models, self.backlog = parts.models, parts.backlog
+        self.entitlements = parts.entitlements
         self.meter, self.enquiries, self.leases = parts.meter, parts.enquiries, parts.leases
         self._engine, self._thread, self._tasks = engine, parts.thread, parts.tasks
         self._state, self._allowances = parts.state, parts.allowances
         self._loading, self._runner = parts.loading, parts.runner
-        self._clock = clock
-        self._inbox = Inbox(clock)
+        self._clock, self._inbox = clock, Inbox(clock)
         self._pass: asyncio.Task[None] | None = None
         self._ending = False
 
