@@ -49,8 +49,8 @@ from openrl.scheduler.inbox import Inbox
 from openrl.scheduler.outcomes import outcome_of
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import Pending, unused_tokens
-from openrl.scheduler.replay import Replay
-from openrl.scheduler.revival import revive
+from openrl.scheduler.recovery.replay import Replay
+from openrl.scheduler.recovery.revival import revive
 from openrl.types import Failed, ModelId, Outcome, RequestId, Sample, SessionId, Work
 
 EVENTS_AT_ONCE = 32

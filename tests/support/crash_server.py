@@ -27,8 +27,8 @@ from openrl.engines.fake import FakeEngine
 from openrl.futures import Futures
 from openrl.journal import DiskJournal
 from openrl.journal.files import LocalFiles
-from openrl.scheduler.recovery import Recovery
-from openrl.scheduler.replay import Replay
+from openrl.scheduler.recovery.plans import Recovery
+from openrl.scheduler.recovery.replay import Replay
 from openrl.scheduler.snapshots import Snapshots
 from openrl.server import run
 

@@ -22,7 +22,7 @@ from openrl.scheduler.core.events import Event, LaneOpened, LanePaused, SeqConsu
 from openrl.scheduler.models import Model
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import Pending, training_pending
-from openrl.scheduler.versions import Versions
+from openrl.scheduler.recovery.versions import Versions
 from openrl.types import (
     CreateModel,
     CreateModelFromCheckpoint,

@@ -1,4 +1,4 @@
-"""At start: what `recovery` has found is queued, and `replay` is ready to run."""
+"""At start: what `plans` has found is queued, and `replay` is ready to run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from openrl.journal import Recovered
 from openrl.scheduler.core.events import Event, LaneResumed
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import Pending
-from openrl.scheduler.recovery import Recovery
-from openrl.scheduler.replay import Replay
+from openrl.scheduler.recovery.plans import Recovery
+from openrl.scheduler.recovery.replay import Replay
 from openrl.types import Failed, RequestId
 
 

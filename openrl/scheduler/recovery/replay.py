@@ -36,7 +36,7 @@ from openrl.scheduler.core.events import Event, LaneClosed
 from openrl.scheduler.dispatch import atom_piece
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import training_pending
-from openrl.scheduler.recovery import Plan
+from openrl.scheduler.recovery.plans import Plan
 from openrl.scheduler.snapshots import changed_by_step
 from openrl.types import (
     Failed,
