@@ -51,8 +51,7 @@ def past_life(run: Run, catalogue: Catalogue) -> UserError:
         )
     return Gone(
         f"the weights of model {run.model_id!r} are gone: it was unloaded, or went with an earlier "
-        "process of this server; "
-        + _advice(run, catalogue)
+        "process of this server; " + _advice(run, catalogue)
     )
 
 
