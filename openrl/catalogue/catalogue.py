@@ -9,6 +9,8 @@ Every lookup takes the owner, and another owner's name is `NotFound` just as one
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +35,8 @@ from openrl.catalogue.table import Filter, Table
 from openrl.errors import NotFound, UserError
 from openrl.types import ModelId, OwnerId, SamplerTarget
 
+log = logging.getLogger("openrl")
+
 REMEMBERED = 65536
 """Rows that are answered from memory; the others cost a look into the file."""
 MARKS = 1024
@@ -52,9 +56,14 @@ class Catalogue:
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
-        self.write_touched()
-        self.usage.write()
-        self._table.close()
+        """What a full disk does not take of the last seconds' usage is lost: nobody waits for it."""
+        try:
+            self.write_touched()
+            self.usage.write()
+        except sqlite3.Error as error:
+            log.error("usage of the last seconds could not be written: %s", error)
+        finally:
+            self._table.close()
 
     # --- sessions ---
 
