@@ -9,9 +9,9 @@ Every lookup takes the owner, and another owner's name is `NotFound` just as one
 
 from __future__ import annotations
 
-import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -35,8 +35,6 @@ from openrl.catalogue.table import Filter, Table
 from openrl.errors import NotFound, UserError
 from openrl.types import ModelId, OwnerId, SamplerTarget
 
-log = logging.getLogger("openrl")
-
 REMEMBERED = 65536
 """Rows that are answered from memory; the others cost a look into the file."""
 MARKS = 1024
@@ -56,14 +54,11 @@ class Catalogue:
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
-        """What a full disk does not take of the last seconds' usage is lost: nobody waits for it."""
-        try:
+        """What a full disk does not take of the last usage is lost: nobody waits for it."""
+        with suppress(sqlite3.Error):
             self.write_touched()
             self.usage.write()
-        except sqlite3.Error as error:
-            log.error("usage of the last seconds could not be written: %s", error)
-        finally:
-            self._table.close()
+        self._table.close()
 
     # --- sessions ---
 
