@@ -66,6 +66,8 @@ class Models:
 
     def add(self, model: Model) -> None:
         self._models[model.model_id] = model
+        if model.closed is not None:
+            self.close(model.model_id, model.closed)
 
     def find(self, model_id: str) -> Model | None:
         return self._models.get(model_id)

@@ -1,5 +1,7 @@
 """Models that are closed are remembered, but not for ever."""
 
+from dataclasses import replace
+
 from openrl.errors import Gone
 from openrl.scheduler import models
 from openrl.scheduler.models import Model, Models
@@ -28,3 +30,11 @@ def test_the_last_ones_and_those_whose_weights_may_be_named_are_kept() -> None:
     assert kept.closed("s:train:2")
     assert kept.closed("s:train:3")
     assert len(kept.of(SessionId("s"))) == models.CLOSED_KEPT + 2
+
+
+def test_those_that_an_earlier_process_has_closed_are_forgotten_like_others() -> None:
+    kept = Models(Pins(10, 10))
+    for number in range(models.CLOSED_KEPT + 1):
+        kept.add(replace(model(number), closed=Gone("unloaded")))
+    assert kept.find("s:train:0") is None
+    assert kept.find("s:train:1") is not None

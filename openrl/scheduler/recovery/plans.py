@@ -112,7 +112,7 @@ class Recovery:
         model = self._model(one, operation)
         self._models.add(model)
         if (ended := _ended(one)) is not None:
-            model.closed = ended
+            self._models.close(one.model_id, ended)
             self._journal.ended(one.model_id)
             self._fail_pending(one, ended)
             return
@@ -171,16 +171,16 @@ class Recovery:
             self._open(work.request_id, one)
             attempts = self._recovered.attempts.get(work.request_id, 0)
             if attempts >= ATTEMPTS:
-                self._give_up(work, model)
+                self._give_up(work)
             else:
                 self._revived.pending.append(training_pending(work, weights, model.atom_tokens))
 
-    def _give_up(self, work: Work, model: Model) -> None:
+    def _give_up(self, work: Work) -> None:
         error = ServerError(f"the server ended {ATTEMPTS} times while it was at this request")
         self._revived.failed.append((work, error))
         self._revived.events.append(SeqConsumed(work.lane, work.seq_id))
         if isinstance(work.operation, CreateModel | CreateModelFromCheckpoint):
-            model.closed = not_created(work.lane, error)
+            self._models.close(work.lane, not_created(work.lane, error))
 
     def _look_at_suspects(self) -> None:
         """Those first that were there most often."""
