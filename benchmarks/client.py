@@ -3,8 +3,9 @@
 OMP_NUM_THREADS=1 python benchmarks/client.py [--rounds 3] [--calls 6] [--samples 1000]
     [--shape 64x2048] [--json FILE]
 
-train    forward_backward, its result awaited before the next: bytes on the wire, CPU of client and
-         server for each call.
+make     the client's datums from a batch of numpy arrays, as each training step has to.
+train    that, and forward_backward, its result awaited before the next: bytes on the wire, CPU of
+         client and server for each call.
 sample   that many samples of one sequence each, all in flight at once.
 zstd     what compressing that forward_backward would take and save, at 100 Mbit/s and on loopback.
 
@@ -40,6 +41,7 @@ CLIENTS = ("openrl", "tinker")
 SLOW_LINK = 100e6 / 8  # bytes per second
 
 Row = dict[str, Any]
+Arrays = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 # --- clients, each in a process of its own ---------------------------------------------------
@@ -50,19 +52,19 @@ class Ours:
         import openrl
 
         self._openrl = openrl
-        self._runner = asyncio.Runner()
+        self._loop = asyncio.new_event_loop()  # a Runner would print every result for itself
         self._client = openrl.connect(url, KEY)
         self._run(self._client.__aenter__())
         self._model = self._run(self._client.create_model(MODEL, rank=8))
         self._sampler = self._run(self._model.sampler())
 
     def _run(self, coroutine: Any) -> Any:
-        return self._runner.run(coroutine)
+        return self._loop.run_until_complete(coroutine)
 
-    def data(self, shape: Shape) -> Any:
+    def data(self, arrays: Arrays) -> Any:
         return [
             self._openrl.Datum(tokens, {"target_tokens": targets, "weights": weights})
-            for tokens, targets, weights in shape.arrays()
+            for tokens, targets, weights in arrays
         ]
 
     def train(self, data: Any) -> int:
@@ -93,7 +95,7 @@ class Sdk:
         self._model = service.create_lora_training_client(MODEL, rank=8).result()
         self._sampler = self._model.save_weights_and_get_sampling_client().result()
 
-    def data(self, shape: Shape) -> Any:
+    def data(self, arrays: Arrays) -> Any:
         types = self._types
         return [
             types.Datum(
@@ -103,7 +105,7 @@ class Sdk:
                     "weights": types.TensorData.from_numpy(weights),
                 },
             )
-            for tokens, targets, weights in shape.arrays()
+            for tokens, targets, weights in arrays
         ]
 
     def train(self, data: Any) -> int:
@@ -120,17 +122,19 @@ class Sdk:
 
 
 def work(kind: str, url: str) -> None:
-    """Does what each line on stdin says, and answers with a line. Data is made beforehand."""
+    """Does what each line on stdin says, and answers with a line."""
     client = Ours(url) if kind == "openrl" else Sdk(url)
-    data: dict[str, Any] = {}
+    arrays: dict[str, Arrays] = {}
     print("up", flush=True)
     for line in sys.stdin:
         what, count, shape = line.split()
-        if shape not in data:
-            data[shape] = client.data(Shape(*map(int, shape.split("x"))))
+        if shape not in arrays:
+            arrays[shape] = Shape(*map(int, shape.split("x"))).arrays()
         cpu, began = time.process_time(), time.perf_counter()
-        if what == "train":
-            done = sum(client.train(data[shape]) for _ in range(int(count)))
+        if what == "make":
+            done = sum(len(client.data(arrays[shape])) for _ in range(int(count)))
+        elif what == "train":
+            done = sum(client.train(client.data(arrays[shape])) for _ in range(int(count)))
         else:
             done = client.sample(int(count))
         spent = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - began}
@@ -228,7 +232,9 @@ def compare(given: argparse.Namespace) -> list[Row]:
     clients = [Client(kind, relay.url) for kind in CLIENTS]
     rows = []
     try:
-        for what, count, per in (("train", given.calls, given.calls), ("sample", given.samples, 1)):
+        parts = [("make", given.calls), ("train", given.calls), ("sample", 1)]
+        for what, per in parts:
+            count = given.samples if what == "sample" else given.calls
             sums: dict[str, dict[str, float]] = {kind: {} for kind in CLIENTS}
             for client in clients:
                 client.does(what, 1, shape)
@@ -237,7 +243,7 @@ def compare(given: argparse.Namespace) -> list[Row]:
                     _add(sums[client.kind], measured(client, what, count, shape, server, relay))
             for kind in CLIENTS:
                 each = {name: value / (given.rounds * per) for name, value in sums[kind].items()}
-                rows.append(_row(what, kind, str(shape) if what == "train" else str(count), each))
+                rows.append(_row(what, kind, str(count) if what == "sample" else str(shape), each))
                 print(rows[-1], flush=True)
     finally:
         for client in clients:
@@ -251,7 +257,7 @@ def measured(
 ) -> dict[str, float]:
     cpu, up, down = server.cpu_seconds(), relay.up, relay.down
     spent = client.does(what, count, shape)
-    expected = count * shape.datums if what == "train" else count
+    expected = count if what == "sample" else count * shape.datums
     assert spent["done"] == expected, f"{client.kind}: {spent}"
     return {
         "client_cpu": spent["cpu"],
