@@ -17,16 +17,16 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from openrl.config import CheckpointsConfig
 from openrl.errors import NotFound, UserError
 from openrl.paths import check_name, parse_tinker_path
 from openrl.storage import Storage
-from openrl.types import TinkerPath
+from openrl.types import ModelId, TinkerPath
 
 _STAGING = ".staging"
 _IN_USE_SECONDS = 3600.0
@@ -179,13 +179,16 @@ class CheckpointStore:
         """On this disk."""
         return sum(f.stat().st_size for f in self._root.rglob("*") if f.is_file())
 
-    def sweep(self, known: Collection[Path]) -> int:
-        """Deletes directories that no row names: a process that died after it had published one
-        left them. Returns how many those were."""
-        strays = [copy for copy in self._copies() if copy not in known]
+    def strays(self, known: Collection[Path]) -> list[Path]:
+        """Directories on this disk that are none of those."""
+        return [copy for copy in self._copies() if copy not in known]
+
+    def run_of(self, directory: Path) -> ModelId:
+        return ModelId(unquote(directory.relative_to(self._root).parts[0]))
+
+    def sweep(self, strays: Iterable[Path]) -> None:
         for stray in strays:
             self._drop(stray)
-        return len(strays)
 
     def _copies(self) -> Iterator[Path]:
         return self._root.glob("[!.]*/*/*/*/")

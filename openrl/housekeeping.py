@@ -120,3 +120,21 @@ def take_back_unheard(
                     "%d samples of %s, whose client is gone, are taken back", count, session_id
                 )
     return taken
+
+
+async def sweep_strays(catalogue: Catalogue, store: CheckpointStore) -> None:
+    """At start: deletes checkpoints without a row, which a process that died left when it had
+    published them or forgotten them. Those of a run that is unknown as well stay: of them the
+    catalogue has been lost, or was taken from a backup, and may come back."""
+    rows = catalogue.all_checkpoints(limit=-1).items
+    known = {store.directory(row.path, row.created_at) for row in rows}
+    strays = await asyncio.to_thread(store.strays, known)
+    ours = [stray for stray in strays if catalogue.find_run(store.run_of(stray)) is not None]
+    await asyncio.to_thread(store.sweep, ours)
+    if others := set(strays) - set(ours):
+        log.error(
+            "%d checkpoints are of runs that catalogue.sqlite doesn't know: they stay on the disk, "
+            "the first is %s. Was the catalogue lost, or taken from a backup?",
+            len(others),
+            min(others),
+        )

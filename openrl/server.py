@@ -12,10 +12,11 @@ import gc
 import logging
 import os
 import signal
+import sqlite3
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -34,7 +35,7 @@ from openrl.engines.fake import FakeEngine
 from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import KEPT_BYTES, Futures
-from openrl.housekeeping import clean, housekeeping, watch_over
+from openrl.housekeeping import clean, housekeeping, sweep_strays, watch_over
 from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
@@ -86,7 +87,8 @@ async def node(
             ):
                 yield running
         finally:
-            catalogue.close()
+            with suppress(sqlite3.Error):  # a full disk: the usage of the last seconds is lost
+                catalogue.close()
 
 
 @asynccontextmanager
@@ -119,9 +121,7 @@ async def _running(
     kept = FsspecStorage(config.checkpoints.url) if config.checkpoints.url else None
     store = CheckpointStore(config.data / "checkpoints", kept, config.checkpoints)
     fetching = Fetching(catalogue, store)
-    rows = catalogue.all_checkpoints(limit=-1).items
-    known = {store.directory(row.path, row.created_at) for row in rows}
-    await asyncio.to_thread(store.sweep, known)
+    await sweep_strays(catalogue, store)
     # Answers are in the journal as well: they must not fill it, since no snapshot makes that room.
     kept_bytes = min(KEPT_BYTES, config.journal.max_bytes // 8)
     futures = Futures(time.monotonic, config.retention_seconds, kept_bytes, journal.forgotten)

@@ -3,11 +3,13 @@
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from openrl.catalogue import Catalogue, Checkpoint, Run
 from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
-from openrl.housekeeping import tidy
+from openrl.housekeeping import sweep_strays, tidy
 from openrl.storage import FsspecStorage
 from openrl.types import LoraConfig, ModelId, OwnerId, RequestId, SessionId, TinkerPath
 
@@ -88,18 +90,3 @@ async def test_old_answers_are_forgotten(tmp_path: Path) -> None:
     time[0] = 11.0
     await tidy(catalogue, store, futures, 0.0)
     assert len(futures) == 0
-
-
-def test_a_full_disk_does_not_keep_a_catalogue_from_closing(tmp_path: Path) -> None:
-    file = tmp_path / "catalogue.sqlite"
-    catalogue = Catalogue(file)
-    catalogue.add_run(RUN)
-    catalogue.touch_run(RUN.model_id, 7.0)
-    disk = sqlite3.connect(file)
-    disk.execute(
-        "CREATE TRIGGER full BEFORE INSERT ON nouns "
-        "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
-    )
-    disk.close()
-    catalogue.close()
-    assert Catalogue(file).run(RUN.model_id, ME).last_request_at == 1.0

@@ -126,11 +126,13 @@ def test_an_owner_who_keeps_too_much_is_told_what_to_do(tmp_path: Path) -> None:
     CheckpointStore(tmp_path / "two").check_room(10**6, 10**15)
 
 
-def test_directories_without_a_row_are_swept(tmp_path: Path) -> None:
+def test_strays_are_found_and_swept(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "one")
     store.publish(written(store), PATH, MADE)
     store.publish(written(store), PATH, MADE + 1)
-    assert store.sweep({store.directory(PATH, MADE)}) == 1
+    strays = store.strays({store.directory(PATH, MADE)})
+    assert [store.run_of(stray) for stray in strays] == ["s:train:0"]
+    store.sweep(strays)
     assert [store.exists(PATH, MADE + n) for n in range(2)] == [True, False]
 
 
