@@ -250,6 +250,20 @@ async def test_a_catalogue_that_takes_nothing_stops_only_what_needs_it(
         await model.save_state("lost")
 
 
+async def test_a_server_ends_well_on_a_full_disk(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path) as node,
+        openrl.connect(node.address, "tml-victim", patience=0.5) as client,
+    ):
+        model = await client.create_model(MODEL, rank=4, seed=1)
+        await (await model.forward_backward(DATA))
+        with closing(sqlite3.connect(tmp_path / "catalogue.sqlite", timeout=20)) as disk:
+            disk.execute(
+                "CREATE TRIGGER full BEFORE INSERT ON nouns "
+                "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+            )
+
+
 async def test_checkpoints_that_cannot_be_written_fail_their_save(
     tmp_path: Path, expected: list[float]
 ) -> None:

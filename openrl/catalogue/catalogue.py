@@ -9,9 +9,7 @@ Every lookup takes the owner, and another owner's name is `NotFound` just as one
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -54,10 +52,8 @@ class Catalogue:
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:
-        """What a full disk does not take of the last usage is lost: nobody waits for it."""
-        with suppress(sqlite3.Error):
-            self.write_touched()
-            self.usage.write()
+        self.write_touched()
+        self.usage.write()
         self._table.close()
 
     # --- sessions ---
