@@ -137,7 +137,8 @@ def children(pid: int) -> list[int]:
 
 
 def disk(directory: Path) -> int:
-    return sum(map(size, directory.rglob("*")))
+    """`os.walk` passes over folders that go meanwhile; `rglob` does not."""
+    return sum(size(Path(where) / name) for where, _, names in os.walk(directory) for name in names)
 
 
 def size(path: Path) -> int:
