@@ -9,6 +9,7 @@ many        many answers at once
 blocking    the same without async
 waiting     what is being waited for, for a progress display
 transport   HTTP: retries with the same identity, long polls
+compression whether bodies are compressed on their way
 codec       msgpack bodies and the values in them
 failures    typed errors from answers
 """

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from openrl.client import codec
 from openrl.client.address import check_key, server_root
+from openrl.client.compression import Compress
 from openrl.client.model import Model
 from openrl.client.pending import Pending
 from openrl.client.sampler import Sampler
@@ -36,6 +37,7 @@ def connect(
     *,
     patience: float = 300.0,
     on_wait: Callable[[Wait], None] | None = None,
+    compress: Compress = "auto",
     tags: Sequence[str] = (),
     user_metadata: Mapping[str, str] | None = None,
 ) -> Client:
@@ -44,10 +46,18 @@ def connect(
 
     `patience`: seconds for which a server that is away, restarting or failing is tried again
     before `Unavailable` is raised. `on_wait` is called whenever something is still being waited
-    for, with the reason. Raises `UserError` for an address or a key that cannot be right.
+    for, with the reason. `compress` "auto" sends large bodies in zstd to a server on another
+    machine, if the package zstandard is there. Raises `UserError` for an address or a key that
+    cannot be right.
     """
     return Client(
-        url, api_key, patience=patience, on_wait=on_wait, tags=tags, user_metadata=user_metadata
+        url,
+        api_key,
+        patience=patience,
+        on_wait=on_wait,
+        compress=compress,
+        tags=tags,
+        user_metadata=user_metadata,
     )
 
 
@@ -61,6 +71,7 @@ class Client:
         *,
         patience: float = 300.0,
         on_wait: Callable[[Wait], None] | None = None,
+        compress: Compress = "auto",
         tags: Sequence[str] = (),
         user_metadata: Mapping[str, str] | None = None,
     ) -> None:
@@ -70,6 +81,7 @@ class Client:
         self._api_key = api_key
         self._patience = patience
         self._on_wait = on_wait
+        self._compress: Compress = compress
         self._about = {"tags": list(tags), "user_metadata": user_metadata and dict(user_metadata)}
         self._transport: Transport | None = None
         self._blocking: BlockingClient | None = None
@@ -81,7 +93,13 @@ class Client:
         # Here, since it brings in aiohttp: see the module.
         from openrl.client.transport import Transport
 
-        self._transport = Transport(self.url, self._api_key, self._patience, on_wait=self._on_wait)
+        self._transport = Transport(
+            self.url,
+            self._api_key,
+            self._patience,
+            on_wait=self._on_wait,
+            compress=self._compress,
+        )
         try:
             body = {**self._about, "sdk_version": "openrl"}
             self.session_id = await self._ask("create_session", body, _session_id)

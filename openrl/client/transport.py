@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 
 from openrl.client import codec, failures
+from openrl.client.compression import CODING, LEAST, Compress, compressor
 from openrl.client.waiting import Wait
 from openrl.errors import NotFound, OpenRLError, Unavailable, UserError
 
@@ -89,7 +90,9 @@ class Transport:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         on_wait: Callable[[Wait], None] | None = None,
+        compress: Compress = "auto",
     ) -> None:
+        self._compress = compressor(compress, url)
         self._url = url.rstrip("/")
         self._known = False  # to be the server that it should be
         self._patience = patience
@@ -117,6 +120,8 @@ class Transport:
         headers = {} if deadline_seconds is None else {DEADLINE: str(deadline_seconds)}
         async with self._submits:
             payload = codec.pack(body)
+            if self._compress is not None and len(payload) >= LEAST:
+                payload, headers["Content-Encoding"] = self._compress(payload), CODING
             return await self._until_good(route, payload, SUBMIT_SECONDS, headers=headers)
 
     async def result(self, request_id: str) -> Mapping[str, Any]:

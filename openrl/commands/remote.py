@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.error import HTTPError, URLError
@@ -19,6 +18,7 @@ import click
 
 from openrl.config import environ
 from openrl.errors import NotFound, OpenRLError, Unauthenticated, Unavailable, UserError
+from openrl.keys import is_loopback
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 LOCAL_KEY = "tml-local"
@@ -150,13 +150,6 @@ def find(url: str | None, key: str | None, env: Mapping[str, str] = environ) -> 
     if urlsplit(root).scheme not in ("http", "https") or not host:
         raise UserError(f"{root!r} is no address of a server: write it like {DEFAULT_URL}")
     key = key or env.get("OPENRL_API_KEY") or env.get("TINKER_API_KEY")
-    if key is None and not _near(host):
+    if key is None and not is_loopback(host):
         raise UserError(f"{root} wants a key: give one with --api-key or OPENRL_API_KEY")
     return Remote(root.rstrip("/").removesuffix("/api/v1"), key or LOCAL_KEY)
-
-
-def _near(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
