@@ -90,3 +90,21 @@ async def test_old_answers_are_forgotten(tmp_path: Path) -> None:
     time[0] = 11.0
     await tidy(catalogue, store, futures, 0.0)
     assert len(futures) == 0
+
+
+async def test_strays_of_known_runs_go_and_those_of_a_lost_catalogue_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalogue, store = Catalogue(None), CheckpointStore(tmp_path)
+    catalogue.add_run(RUN)
+    catalogue.add_checkpoint(expired())
+    lost = TinkerPath("tinker://other:train:0/weights/old")
+    for path, created_at in ((PATH, 1.0), (PATH, 2.0), (lost, 1.0)):
+        staged = store.stage()
+        (staged.directory / "adapter").write_bytes(b"1234")
+        store.publish(staged, path, created_at)
+    await sweep_strays(catalogue, store)
+    assert store.exists(PATH, 1.0)
+    assert not store.exists(PATH, 2.0)
+    assert store.exists(lost, 1.0)
+    assert "1 checkpoints are of runs that catalogue.sqlite doesn't know" in caplog.text
