@@ -181,7 +181,7 @@ async def _running(
                 yield Node(address, services, actor)
             finally:
                 if left := await admission.drain(config.drain_seconds):
-                    log.warning("%d requests were not finished in time and have failed", left)
+                    log.warning("%d requests %s", left, _what_becomes_of_them(config))
     finally:
         await tasks.close()
         await actor.close()
