@@ -88,6 +88,13 @@ def api(report: Report) -> str:
     return "server CPU of a training step: " + ", ".join(costs)
 
 
+def client(report: Report) -> str:
+    """The client's CPU as a part of the SDK's."""
+    cpu = {(row["what"], row.get("client")): row.get("client_cpu_ms") for row in report["rows"]}
+    parts = [f"{w} {cpu[w, 'openrl'] / cpu[w, 'tinker']:.2f}" for w in ("train", "sample")]
+    return "CPU of our client beside the SDK's: " + ", ".join(parts)
+
+
 def fairness(report: Report) -> str:
     found = [re.search(r"^(.*?) +owners.*Jain +([\d.]+)", line) for line in report["lines"]]
     return "Jain index: " + ", ".join(f"{one[1]} {one[2]}" for one in found if one)
@@ -100,6 +107,7 @@ BENCHMARKS = (
     Benchmark("sampling", ("--jobs", "1", "4", "--rounds", "1"), sampling),
     Benchmark("sampling_server", ("--rounds", "3", "--singles", "512"), sampling_server),
     Benchmark("api", ("--seconds", "10"), api),
+    Benchmark("client", (), client),
     Benchmark("fairness", ("--seconds", "60", "--owners", "500"), fairness, writes=False),
 )
 

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from api_node import MODEL
 from api_traffic import Process, Shape
-from facts import facts
+from facts import RESULTS, facts
 
 HERE = Path(__file__).parent
 KEY = "tml-bench"
@@ -367,7 +367,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=6, help="forward_backwards of a round")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--shape", default="64x2048", help="datums x tokens")
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--json", type=Path, default=RESULTS / "client.json")
     parser.add_argument("--worker", choices=CLIENTS, help=argparse.SUPPRESS)
     parser.add_argument("--at", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -376,8 +376,7 @@ def main() -> None:
         return
     rows = compare(given)
     rows += zstd(Shape(*map(int, given.shape.split("x"))))
-    if given.json is not None:
-        given.json.write_text(json.dumps(facts() | {"rows": rows}, indent=1) + "\n")
+    given.json.write_text(json.dumps(facts() | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
