@@ -108,10 +108,6 @@ class Writer:
         with self._wake:
             self._roll = True
 
-    def retry(self) -> None:
-        """There may be room now."""
-        self._again.set()
-
     async def close(self) -> None:
         """Writes what is left, at the first attempt or not at all."""
         with self._wake:

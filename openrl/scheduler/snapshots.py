@@ -155,8 +155,11 @@ class Snapshots:
             else:
                 if version is not None:
                     self._version_is_there(version, report.directory)
-                for draft in self._drafts:
-                    draft.missing.discard(report.directory)
+                waiting = [each for each in self._drafts if report.directory in each.missing]
+                for draft in waiting:
+                    draft.missing.remove(report.directory)
+                if version is None and not waiting:  # its model has ended meanwhile
+                    self._delete([report.directory])
 
     def _failed(self, report: Written) -> None:
         log.error("a snapshot could not be written: %s", report.error)
