@@ -30,3 +30,7 @@ def main() -> None:
         if module not in _EXTRA:
             raise
         sys.exit(_MISSING.format(module=module))
+
+
+if __name__ == "__main__":  # python -m openrl.cli
+    main()

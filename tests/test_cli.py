@@ -43,6 +43,13 @@ def model(tmp_path: Path) -> Path:
     return directory
 
 
+def test_the_module_runs_as_the_command_does() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "openrl.cli", "--help"], capture_output=True, text=True, check=True
+    )
+    assert "serve" in ran.stdout
+
+
 def test_show_says_where_each_setting_comes_from(tmp_path: Path) -> None:
     file = tmp_path / "my.toml"
     file.write_text("[limits]\ndatums = 7\n")
