@@ -1,9 +1,10 @@
 """Runs every benchmark of the project, one after the other, and renders the table of results.
 
-    OMP_NUM_THREADS=1 python benchmarks/bench.py [--only NAME ...] [--render]
+    OMP_NUM_THREADS=1 python benchmarks/bench.py [--only NAME ...] [--render] [--vllm PYTHON]
 
 `make bench` is the same. Under 20 minutes on two quiet cores. `--render` only writes the table of
-`benchmarks/README.md` anew, from what lies in `benchmarks/results/`.
+`benchmarks/README.md` anew, from what lies in `benchmarks/results/`. `sampling_vllm`, which is
+`sampling` beside vLLM, needs the Python of an environment that has vLLM: see `sampling_vllm.py`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ Report = dict[str, Any]
 @dataclass(frozen=True)
 class Benchmark:
     """`headline` puts the newest results into a few words; `writes` is false for one that only
-    prints: its lines are kept then."""
+    prints: its lines are kept then. `script` is another's than the one of its name."""
 
     name: str
     arguments: tuple[str, ...]
     headline: Callable[[Report], str]
     writes: bool = True
+    script: str = ""
 
     @property
     def results(self) -> Path:
@@ -105,6 +107,12 @@ BENCHMARKS = (
     Benchmark("training", ("--quick",), training),
     Benchmark("training_server", (), training_server),
     Benchmark("sampling", ("--jobs", "1", "4", "--rounds", "1"), sampling),
+    Benchmark(
+        "sampling_vllm",
+        ("--jobs", "4", "--rounds", "3", "--without", "continuous"),
+        sampling,
+        script="sampling",
+    ),
     Benchmark("sampling_server", ("--rounds", "3", "--singles", "512"), sampling_server),
     Benchmark("api", ("--seconds", "10"), api),
     Benchmark("client", (), client),
@@ -115,12 +123,14 @@ BENCHMARKS = (
 # --- running and rendering --------------------------------------------------------------------
 
 
-def run(one: Benchmark) -> bool:
+def run(one: Benchmark, vllm: Path | None) -> bool:
     """Whether it went well. The head that it does not write itself is put into its results."""
     arguments = list(one.arguments)
     if one.name.startswith("sampling"):
         arguments += ["--json", str(one.results.relative_to(HERE.parent))]
-    command = ["python", f"benchmarks/{one.name}.py", *arguments]
+    if one.name == "sampling_vllm":
+        arguments += ["--vllm", str(vllm)]
+    command = ["python", f"benchmarks/{one.script or one.name}.py", *arguments]
     print(f"--- {' '.join(command)}", flush=True)
     head, begin = facts(), time.monotonic()
     process = subprocess.Popen(
@@ -173,10 +183,13 @@ def main() -> None:
     )
     names = [one.name for one in BENCHMARKS]
     parser.add_argument("--only", nargs="+", default=names, choices=names)
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--render", action="store_true", help="run nothing")
     options = parser.parse_args()
     wanted = [] if options.render else [one for one in BENCHMARKS if one.name in options.only]
-    failed = [one.name for one in wanted if not run(one)]
+    if options.vllm is None:
+        wanted = [one for one in wanted if one.name != "sampling_vllm"]
+    failed = [one.name for one in wanted if not run(one, options.vllm)]
     render()
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")

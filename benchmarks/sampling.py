@@ -13,9 +13,11 @@ one process, so that a busy machine harms all alike, and what counts is CPU time
     per job     generate() over all prompts of a job, num_return_sequences = samples
     per request generate() for each prompt, num_return_sequences = samples
     continuous  transformers' continuous batching (generate_batch), one job after another
+    vllm        all jobs in one batch of vLLM, with `--vllm PYTHON`; see sampling_vllm.py
+    vllm bare   the same without the adapters: what its handling of LoRA costs on a CPU
 
-The last two do their work piece by piece whatever the number of jobs and prompts: to save time,
-they do a part of it (four prompts of each job; the first job), and their rate is that part's.
+"per request" and "continuous" do their work piece by piece whatever the number of jobs and prompts:
+to save time they do a part of it (four prompts of each job; the first job), which counts alone.
 
 The shapes: 8 samples of one prompt; 4 prompts of 4 samples; 64 prompts with a common prefix of one
 sample each. Then the time of one decode step by the number of rows, beside the time that
@@ -26,11 +28,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -38,9 +40,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from facts import facts
 from peft import PeftModel
 from random_qwen3 import save_random_qwen3
-from sampling_peers import continuous, generate
+from sampling_peers import Vllm, continuous, generate
+from sampling_work import SHAPES, draw_prompts
 from transformers import AutoModelForCausalLM
 
 from openrl.engines.base import AdapterSource, DecodePass, RowStart, WeightsKey
@@ -51,7 +55,6 @@ from openrl.engines.pytorch.sampler import Sampler
 from openrl.types import LoraConfig, RequestId, Sample, SamplingParams, Stop, VersionId
 
 CPU = torch.device("cpu")
-SHAPES = {"8 of one": (1, 8), "4 x 4": (4, 4), "64 singles": (64, 1)}
 PROMPTS = 4
 
 
@@ -64,31 +67,21 @@ class Job:
 
 @dataclass(frozen=True)
 class Bench:
-    """`models` are the adapters' through peft."""
+    """`models` are the adapters' through peft, which lie in `directories`."""
 
     base: Any
     sampler: Sampler
     adapters: list[Adapter]
     models: list[Any]
+    directories: list[Path]
     prompt: int
     tokens: int
+    vllm: Vllm | None = None
 
     def jobs(self, shape: str, count: int) -> list[Job]:
-        """Two thirds of each prompt are common to a job's prompts."""
-        prompts, samples = SHAPES[shape]
-        rng = np.random.default_rng(0)
-
-        def draw(length: int) -> np.ndarray:
-            return rng.integers(3, self.base.vocab_size, length).astype(np.int32)
-
-        jobs = []
-        for adapter in self.adapters[:count]:
-            common = draw(self.prompt * 2 // 3)
-            mine = [
-                np.concatenate([common, draw(self.prompt - len(common))]) for _ in range(prompts)
-            ]
-            jobs.append(Job(adapter, mine, samples))
-        return jobs
+        drawn = draw_prompts(shape, count, self.base.vocab_size, self.prompt)
+        pairs = zip(self.adapters, drawn, strict=False)
+        return [Job(adapter, prompts, SHAPES[shape][1]) for adapter, prompts in pairs]
 
 
 def make_adapters(base: Any, root: Path, count: int) -> tuple[list[Adapter], list[Path]]:
@@ -142,7 +135,7 @@ def prepare(root: Path, directory: Path, count: int, args: argparse.Namespace) -
         ).eval()
         for one in directories
     ]
-    return Bench(base, sampler, made, models, args.prompt, args.tokens)
+    return Bench(base, sampler, made, models, directories, args.prompt, args.tokens)
 
 
 class _NoText:
@@ -152,14 +145,15 @@ class _NoText:
 
 @dataclass(frozen=True)
 class Contender:
-    """`tokens` are what one run samples."""
+    """`tokens` are what one run samples; `clock` is in CPU seconds."""
 
     run: Callable[[], None]
     tokens: int
+    clock: Callable[[], float] = time.process_time
 
 
-def contenders(bench: Bench, jobs: list[Job], peers: set[str]) -> dict[str, Contender]:
-    tokens = bench.tokens
+def contenders(bench: Bench, shape: str, count: int, peers: set[str]) -> dict[str, Contender]:
+    jobs, tokens = bench.jobs(shape, count), bench.tokens
     pairs = list(zip(bench.models, jobs, strict=False))
     whole = sum(len(job.prompts) * job.samples for job in jobs) * tokens
 
@@ -189,6 +183,11 @@ def contenders(bench: Bench, jobs: list[Job], peers: set[str]) -> dict[str, Cont
         "per request": Contender(per_request, some),
         "continuous": Contender(batched, whole // len(jobs)),
     }
+    if bench.vllm:
+        vllm = bench.vllm
+        run = partial(vllm.run, shape=shape, jobs=count, tokens=tokens, length=bench.prompt)
+        for name, bare in (("vllm", False), ("vllm bare", True)):
+            everyone[name] = Contender(partial(run, bare=bare), whole, lambda: vllm.seconds)
     return {name: one for name, one in everyone.items() if name in peers}
 
 
@@ -197,21 +196,20 @@ def measure(runs: dict[str, Contender], rounds: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, contender in runs.items():
-            begun = time.process_time()
+            begun = contender.clock()
             contender.run()
-            seconds[name].append(time.process_time() - begun)
+            seconds[name].append(contender.clock() - begun)
     return seconds
 
 
 def compare(bench: Bench, peers: set[str], args: argparse.Namespace) -> list[dict[str, Any]]:
     table = []
-    warm = contenders(replace(bench, tokens=2), bench.jobs("4 x 4", 1), peers)
+    warm = contenders(replace(bench, tokens=2), "4 x 4", max(args.jobs), peers)
     measure(warm, 1)
     print(f"{'':20}{'tokens per CPU-second; company is faster by'}")
     for shape in args.shapes:
         for count in args.jobs:
-            jobs = bench.jobs(shape, count)
-            runs = contenders(bench, jobs, peers)
+            runs = contenders(bench, shape, count, peers)
             seconds = measure(runs, args.rounds)
             rates = {n: runs[n].tokens / statistics.median(s) for n, s in seconds.items()}
             table.append({"shape": shape, "jobs": count, "rates": rates, "cpu_seconds": seconds})
@@ -273,15 +271,17 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--without", nargs="*", default=[], help="contenders to leave out")
+    parser.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment with vLLM")
     parser.add_argument("--quick", action="store_true", help="one round of four jobs, 8 tokens")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     parser.add_argument("--png", type=Path, help="also draw them here")
     args = parser.parse_args()
     if args.quick:
         args.jobs, args.tokens, args.rounds = [4], 8, 1
-    peers = {"company", "in turn", "per job", "per request", "continuous"} - set(args.without)
+    peers = {"company", "in turn", "per job", "per request", "continuous", "vllm", "vllm bare"}
+    peers -= set(args.without)
     torch.set_num_threads(1)  # waiting threads would burn CPU time, which is what is measured
-    load = os.getloadavg()[0]
+    head = facts()
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         directory = args.model or root / "model"
@@ -289,12 +289,18 @@ def main() -> None:
             shape = {"vocab": 704, "hidden": 128, "layers": 4, "heads": 4}
             save_random_qwen3(directory, **shape, context=1024)
         bench = prepare(root, directory, max(args.jobs), args)
-        table = compare(bench, peers, args)
+        vllm = Vllm(args.vllm, directory, bench.directories) if args.vllm else nullcontext()
+        with vllm as peer:
+            table = compare(replace(bench, vllm=peer), peers, args)
         decode = steps(bench)
     if args.json:
-        settings = {k: str(v) for k, v in vars(args).items() if k not in ("json", "png", "model")}
+        hidden = ("json", "png", "model", "vllm")
+        settings = {k: str(v) for k, v in vars(args).items() if k not in hidden}
         settings["model"] = args.model.name if args.model else "qwen3-1m"
-        report = {"settings": settings, "load": load, "table": table, "decode_steps": decode}
+        for path, name in ((args.model, "DIR"), (args.vllm, "PYTHON")):
+            if path:  # where things lie on one machine says nothing on another
+                head["command"] = head["command"].replace(str(path), name)
+        report = head | {"settings": settings, "table": table, "decode_steps": decode}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
     if args.png:
         from sampling_peers import draw

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -48,6 +51,46 @@ def continuous(model: Any, inputs: list[list[int]], tokens: int) -> None:
     inner.set_attn_implementation(before)
     made = [len(answer.generated_tokens) for answer in answers.values()]
     assert made == [tokens] * len(inputs), made
+
+
+class Vllm:
+    """`sampling_vllm.py` in the Python of vLLM's own environment; starting takes about a minute.
+    `seconds` is the CPU time of all its runs."""
+
+    def __init__(self, python: Path, model: Path, adapters: list[Path]) -> None:
+        script = Path(__file__).with_name("sampling_vllm.py")
+        command = [python, script, "--serve", model, *adapters]
+        self._process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.seconds = 0.0
+        self._answer()
+
+    def run(self, **work: str | int) -> None:
+        """`work` are the arguments of `sampling_vllm.Peer.run`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(work) + "\n")
+        self._process.stdin.flush()
+        self.seconds += self._answer()["cpu_seconds"]
+
+    def _answer(self) -> dict[str, float]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("vLLM ended: its reason is above")
+        answer: dict[str, float] = json.loads(line)
+        return answer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        self._process.communicate()  # it ends with its input
 
 
 def draw(table: list[dict[str, Any]], file: Path) -> None:
