@@ -32,6 +32,11 @@ from openrl.api.visitors import visitors
 
 HEADER_SECONDS = web.AppKey("header_seconds", float)
 
+KEEPALIVE_SECONDS = 60.0
+"""How long a connection may be idle. aiohttp keeps one for an hour, and a client that forgets its
+connections, as the SDK does with those of a session that is over, has all of the server's files
+open by then. Clients let go of an idle one sooner (httpx after 5 s, aiohttp after 15), so that none
+is closed as its next request sets out."""
 SHUTDOWN_SECONDS = 5.0
 """For answers that are being written; whatever waited for work has been answered by then."""
 
@@ -100,5 +105,6 @@ def build_runner(app: web.Application) -> web.AppRunner:
         auto_decompress=False,
         access_log=None,
         shutdown_timeout=SHUTDOWN_SECONDS,
+        keepalive_timeout=KEEPALIVE_SECONDS,
         lingering_time=LINGER_SECONDS,
     )

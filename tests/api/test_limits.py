@@ -15,6 +15,7 @@ import trustme
 import zstandard
 from support.node import CONFIG, MODEL, serving
 
+from openrl.api import app
 from openrl.config import Config, Limits
 from openrl.engines.base import TrainPass
 from openrl.engines.fake import FakeEngine
@@ -122,6 +123,21 @@ async def test_a_long_poll_and_a_kept_connection_are_not_cut(tmp_path: Path) -> 
         finally:
             gate.open()
         assert "loss:sum" in (await http.result(promise))["metrics"]
+
+
+async def test_a_connection_that_is_forgotten_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "KEEPALIVE_SECONDS", 0.1)
+    async with serving(tmp_path) as node:
+        host, port = node.address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        async with asyncio.timeout(20):
+            answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"connection: close" not in answer.lower()
 
 
 async def test_a_body_at_its_pace_is_not_cut(tmp_path: Path) -> None:
