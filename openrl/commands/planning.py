@@ -76,7 +76,7 @@ def shape_of(model: str) -> Shape:
 
 def _say(found: Plan, gpu: str) -> None:
     rows = [(part.name, size(part.size), part.why) for part in found.parts]
-    rows.append(("together", size(found.total), f"of {size(found.memory)} that a {gpu} can give"))
+    rows.append(("together", size(found.total), f"of {size(found.memory)} that the {gpu} can give"))
     say_table(("memory", "", ""), rows)
     click.echo()
     rates = (

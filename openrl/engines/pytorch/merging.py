@@ -68,6 +68,7 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> int:
         for name in tensors.keys() & left.keys():
             tensors[name] = left.pop(name).added_to(tensors[name], name)
         save_file(tensors, out / file.name, metadata={"format": "pt"})
+        shutil.copymode(file, out / file.name)  # else it is its owner's alone
         if untied and _HEAD in tensors:
             _say_untied(out, file.name, tensors[_HEAD])
     if left:
