@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import get_args
 
-from openrl.errors import UserError
+from openrl.errors import NotFound, UserError
 from openrl.types import CheckpointKind, ModelId, TinkerPath
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")
@@ -45,3 +45,11 @@ def parse_tinker_path(path: str) -> ParsedPath:
         if kind == known:
             return ParsedPath(ModelId(model_id), known, check_name(name))
     raise UserError(f"{path!r}: {kind!r} is no kind of checkpoint: {', '.join(_KINDS)}")
+
+
+def own_checkpoint(path: str, model_id: str) -> TinkerPath:
+    """Raises `NotFound` when no model of this id could ever load it from itself."""
+    parsed = parse_tinker_path(path)
+    if parsed.model_id != model_id or parsed.kind == "external_weights":
+        raise NotFound(f"no checkpoint {path!r}")
+    return parsed.path

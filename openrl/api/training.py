@@ -19,6 +19,7 @@ from openrl.api.services import Services
 from openrl.catalogue import Checkpoint
 from openrl.encryption import check_recipients
 from openrl.errors import NotFound, UserError
+from openrl.paths import own_checkpoint
 from openrl.types import (
     AdamParams,
     CreateModel,
@@ -218,11 +219,17 @@ class Training:
                 "load_weights takes model_id and seq_id, or session_id and model_seq_id"
             )
 
+        model_id = body.model_id
+
         def operation() -> LoadWeights:
             reader = self._services.reader(request, body.weights_access_token)
-            return LoadWeights(self._loadable(request, body).path, body.optimizer, reader)
+            try:
+                path = self._loadable(request, body).path
+            except NotFound:  # it may be what the model saves before this: its turn will tell
+                path = own_checkpoint(body.path, model_id)
+            return LoadWeights(path, body.optimizer, reader)
 
-        return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+        return await self._train(request, model_id, body.seq_id, or_malformed(operation))
 
     async def unload_model(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.UnloadModel)

@@ -44,6 +44,23 @@ async def test_a_model_made_from_a_checkpoint(http: Http) -> None:
     assert {"k": "1"} in [each["user_metadata"] for each in checkpoints["checkpoints"]]
 
 
+async def test_a_load_sent_behind_the_save_that_it_reads(http: Http) -> None:
+    """Operations of a model run in their order: whether there is a checkpoint is told then."""
+    model_id = await http.new_model()
+    path = f"tinker://{model_id}/weights/w"
+    await http.good("openrl/models/" + model_id + "/pause", {})
+    save = {"model_id": model_id, "seq_id": 1, "path": "w"}
+    load = {"model_id": model_id, "seq_id": 2, "path": path, "optimizer": True}
+    other = {**load, "seq_id": 3, "path": path.replace("/w", "/never")}
+    promises = [await http.good("save_weights", save)]
+    promises += [await http.good("load_weights", body) for body in (load, other)]
+    await http.good("openrl/models/" + model_id + "/resume", {})
+    saved, loaded, missing = [await http.result(each) for each in promises]
+    assert saved["path"] == loaded["path"] == path
+    assert missing["category"] == "user"
+    assert "/never" in missing["error"]
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [
