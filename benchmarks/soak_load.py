@@ -69,7 +69,10 @@ def sft(url: str, model: str, _: int) -> None:
 
 
 def _finish(url: str, service: tinker.ServiceClient, path: str) -> None:
-    _rest(url).delete_checkpoint_from_tinker_path(path).result()
+    with suppress(
+        tinker.NotFoundError
+    ):  # the one that was killed has done it, and could not say so
+        _rest(url).delete_checkpoint_from_tinker_path(path).result()
     service.close("success").result()
 
 
@@ -140,7 +143,7 @@ class Load:
                 JOBS[name](self._url, self._model, number)
                 self.done[name] += 1
             except Exception:  # noqa: BLE001 - whatever it is, it is what a user would see
-                self._note(f"{name}: {traceback.format_exc()[-600:]}")
+                self._note(f"{name}: {traceback.format_exc(limit=0)[-600:]}")
 
     def _note(self, error: str) -> None:
         """A job that fails at once fails often."""
