@@ -374,9 +374,10 @@ def main() -> None:
     if given.worker:
         work(given.worker, given.at)
         return
+    head = facts()
     rows = compare(given)
     rows += zstd(Shape(*map(int, given.shape.split("x"))))
-    given.json.write_text(json.dumps(facts() | {"rows": rows}, indent=1) + "\n")
+    given.json.write_text(json.dumps(head | {"rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ async def test_a_model_that_cannot_be_loaded_is_said_without_a_traceback(
     async with serving(tmp_path, engine=Broken([MODEL])) as running:
         with pytest.raises(ServerError, match="/models/x cannot be loaded: cut short"):
             await running.actor.loaded()
-    (said,) = [each for each in caplog.records if "could not load" in each.message]
+    (said,) = [each for each in caplog.records if "could not be loaded" in each.message]
     assert said.message.endswith("/models/x cannot be loaded: cut short")
     assert said.exc_info is None
 
