@@ -82,8 +82,9 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.tokens_per_minute": "Tokens that one owner may train and sample in a minute; what "
     "is over waits, and its polls say so. 0 is no bound.",
     "scheduler.owner_weights": "Shares of the engine by owner; 1 for those not named.",
-    "scheduler.owners": "What one owner may have instead of what all may: `[scheduler.owners.alice]`, "
-    "then `max_models = 2`. See [scheduling](scheduling.md#bounds-for-one-owner).",
+    "scheduler.owners": "What one owner may have instead of what all may: "
+    "`[scheduler.owners.alice]`, then `max_models = 2`. See "
+    "[scheduling](scheduling.md#bounds-for-one-owner).",
     "scheduler.sharing": "`separate` and `in_turn` are for comparisons: a pass of one model's work "
     "alone; and one owner's queue after the other's. Both are slower.",
     "auth.mode": "`keys`: only keys that are listed. `any-key`: every key is an owner of its own. "

@@ -53,6 +53,17 @@ async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
             task.cancel()
 
 
+async def every(seconds: float, round_: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    """Runs until cancelled. A round that fails is logged, and the next one comes all the same."""
+    while True:
+        await asyncio.sleep(seconds)
+        try:
+            await round_()
+        except Exception:
+            # What is tidied up now and then must not end with the first surprise.
+            log.exception("a round of %s failed", getattr(round_, "__name__", "housekeeping"))
+
+
 class EngineThread:
     """Runs blocking calls one at a time on a thread of its own."""
 

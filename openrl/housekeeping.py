@@ -7,8 +7,9 @@ import logging
 import sqlite3
 from collections.abc import Callable
 
+from openrl.actors import every
 from openrl.api.services import Services
-from openrl.catalogue import Catalogue
+from openrl.catalogue import Catalogue, Checkpoint
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
 from openrl.journal import Journal
@@ -27,16 +28,12 @@ async def housekeeping(
     catalogue: Catalogue, checkpoints: CheckpointStore, futures: Futures, now: Callable[[], float]
 ) -> None:
     """Runs until cancelled; `now` gives Unix seconds."""
-    while True:
-        await asyncio.sleep(_EVERY_SECONDS)
-        await tidy(catalogue, checkpoints, futures, now())
+    await every(_EVERY_SECONDS, lambda: tidy(catalogue, checkpoints, futures, now()))
 
 
 async def clean(journal: Journal) -> None:
     """Runs until cancelled. By itself, since a disk that fails lets it wait."""
-    while True:
-        await asyncio.sleep(_CLEAN_EVERY_SECONDS)
-        await journal.clean()
+    await every(_CLEAN_EVERY_SECONDS, journal.clean)
 
 
 async def tidy(
@@ -59,16 +56,27 @@ async def tidy(
 
 
 async def delete_expired(catalogue: Catalogue, checkpoints: CheckpointStore, now: float) -> int:
-    """Deletes the checkpoints whose time to live has passed; returns how many those were. Files
-    go first: they make the room that a full disk needs to forget their row."""
-    expired = catalogue.expired(now)
-    for checkpoint in expired:
-        await asyncio.to_thread(checkpoints.delete, checkpoint.path, checkpoint.created_at)
-        if not catalogue.delete_checkpoint(checkpoint):
-            continue
-        catalogue.audit.add(checkpoint.owner, now, "checkpoint_expire", tinker_path=checkpoint.path)
-        log.info("checkpoint %s has expired and is deleted", checkpoint.path)
-    return len(expired)
+    """Deletes the checkpoints whose time to live has passed; returns how many those were. One that
+    cannot be deleted now keeps no other from it."""
+    gone = 0
+    for checkpoint in catalogue.expired(now):
+        try:
+            gone += await _delete(catalogue, checkpoints, checkpoint, now)
+        except OSError as error:
+            log.error("checkpoint %s has expired and stays: %s", checkpoint.path, error)
+    return gone
+
+
+async def _delete(
+    catalogue: Catalogue, checkpoints: CheckpointStore, checkpoint: Checkpoint, now: float
+) -> bool:
+    """Files go first: they make the room that a full disk needs to forget their row."""
+    await asyncio.to_thread(checkpoints.delete, checkpoint.path, checkpoint.created_at)
+    if not catalogue.delete_checkpoint(checkpoint):
+        return False
+    catalogue.audit.add(checkpoint.owner, now, "checkpoint_expire", tinker_path=checkpoint.path)
+    log.info("checkpoint %s has expired and is deleted", checkpoint.path)
+    return True
 
 
 async def watch_over(
@@ -79,11 +87,13 @@ async def watch_over(
     silence_seconds: float,
 ) -> None:
     """Runs until cancelled."""
-    while True:
-        await asyncio.sleep(_EVERY_SECONDS)
+
+    async def watch() -> None:
         services.feeds.sweep()
         take_back_unheard(backlog, admission, services, silence_seconds)
         end_leases(backlog, leases, services, silence_seconds)
+
+    await every(_EVERY_SECONDS, watch)
 
 
 def end_leases(backlog: Backlog, leases: Leases, services: Services, silence_seconds: float) -> int:

@@ -15,8 +15,8 @@ from openrl import config, threads
 from openrl.commands.serving import toml_lines
 from openrl.config import Config, EngineConfig, Limits, ModelSource, SchedulerConfig
 from openrl.errors import UserError
-from openrl.values import OwnerQuota
 from openrl.settings import MODELS, Setting
+from openrl.values import OwnerQuota
 
 
 def flag(key: str, value: object) -> Setting:

@@ -1,15 +1,18 @@
 """A full disk: what cannot be written waits, and what makes room is done."""
 
+import asyncio
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from openrl.actors import every
 from openrl.catalogue import Catalogue, Checkpoint, Run
 from openrl.catalogue.ledgers import HOUR, Bucket
 from openrl.checkpoints import CheckpointStore
 from openrl.futures import Futures
-from openrl.housekeeping import sweep_strays, tidy
+from openrl.housekeeping import delete_expired, sweep_strays, tidy
 from openrl.storage import FsspecStorage
 from openrl.types import LoraConfig, ModelId, OwnerId, RequestId, SessionId, TinkerPath
 
@@ -108,3 +111,40 @@ async def test_strays_of_known_runs_go_and_those_of_a_lost_catalogue_stay(
     assert not store.exists(PATH, 2.0)
     assert store.exists(lost, 1.0)
     assert "1 checkpoints are of runs that catalogue.sqlite doesn't know" in caplog.text
+
+
+async def test_one_checkpoint_that_cannot_be_deleted_keeps_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Away(CheckpointStore):
+        def delete(self, path: TinkerPath, created_at: float) -> None:
+            if path == PATH:
+                raise OSError("the bucket is away")
+            super().delete(path, created_at)
+
+    other = TinkerPath("tinker://s:train:0/weights/other")
+    catalogue = Catalogue(None)
+    catalogue.add_checkpoint(expired())
+    catalogue.add_checkpoint(replace(expired(), path=other))
+    assert await delete_expired(catalogue, Away(tmp_path), 1e9) == 1
+    assert catalogue.find_checkpoint(PATH) is not None
+    assert catalogue.find_checkpoint(other) is None
+    assert "the bucket is away" in caplog.text
+
+
+async def test_a_round_that_fails_is_followed_by_the_next(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds: list[int] = []
+    third = asyncio.Event()
+
+    async def tidying() -> None:
+        rounds.append(1)
+        if len(rounds) == 3:
+            third.set()
+        raise ValueError("a surprise")
+
+    task = asyncio.create_task(every(0.0, tidying))
+    await third.wait()
+    task.cancel()
+    assert "a round of tidying failed" in caplog.text

@@ -10,6 +10,7 @@ import logging
 
 from openrl.actors import Tasks
 from openrl.engines.base import ControlPass, ControlReport, PageOut
+from openrl.errors import EngineDied
 from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.models import Model, Models
 from openrl.scheduler.securing import Execute
@@ -49,7 +50,10 @@ class Leases:
             if model.closed is not None or self._busy(model.session_id):
                 continue
             weights = self._models.weights_of(model.model_id)
-            ran = await self._execute(ControlPass(weights, _NOBODYS, PageOut(model.model_id)))
+            try:
+                ran = await self._execute(ControlPass(weights, _NOBODYS, PageOut(model.model_id)))
+            except EngineDied:
+                return  # the next pass finds out as well, and says so
             assert isinstance(ran.report, ControlReport)
             if ran.report.error is None:
                 log.info("%s, whose client is gone, waits outside memory", model.model_id)
