@@ -144,3 +144,15 @@ def test_the_shell_completes_commands() -> None:
         capture_output=True, text=True, env=environment,
     )  # fmt: skip
     assert done.stdout.strip() == "plain,export"
+
+
+# --- demo -----------------------------------------------------------------------------------
+
+
+def test_the_demo_of_the_checkout_is_run_with_its_own_flags() -> None:
+    """In a process: the command becomes the demo."""
+    done = subprocess.run(
+        [sys.executable, "-m", "openrl.cli", "demo", "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert "--jobs" in done.stdout
