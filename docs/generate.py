@@ -188,6 +188,8 @@ def _default(key: str) -> str:
     value = getattr(config if section == "server" else getattr(config, section), name)
     if value is None:
         return "chosen at start"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
     if isinstance(value, int):
         return f"`{value:_}`"
     return f"`{value}`" if value != {} else "none"
