@@ -142,7 +142,8 @@ async def heartbeat(kind: str, model: str, seconds: float, nice: int, *options: 
             cpu = (ours.cpu_seconds() - cpu) / seconds
             waiting = [waiting, await _waiting(one)]
             done = load.close()
-    row = {"engine": kind, "model": model, "options": list(options)}
+    # Names alone: paths are of the machine.
+    row = {"engine": kind, "model": model, "options": [o.partition("=")[0] for o in options]}
     row |= {"heartbeats": len(busy), "in_flight": waiting, "samples_done": int(done or 0)}
     for name, latencies in (("", busy), ("floor_", floor), ("quiet_", quiet[0])):
         p50, p99, most = np.percentile(latencies, [50, 99, 100]) * 1e3
