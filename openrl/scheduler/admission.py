@@ -178,16 +178,10 @@ class Admission:
         """The weights that the sampling session pins can still be had."""
         if target.version is None:
             return
-        if target.path is None:
-            pins = self._actor.models.pins
-            if target.version not in pins:
-                raise Gone(pins.why_gone(target.version))
-            return
-        checkpoint = self._catalogue.find_checkpoint(target.path)
-        if checkpoint is None or checkpoint.version != target.version:
-            raise Gone(
-                f"checkpoint {target.path!r} was deleted or written anew: make a new sampler"
-            )
+        if target.path is not None:
+            self._fetching.check(target.path, target.version)
+        elif target.version not in (pins := self._actor.models.pins):
+            raise Gone(pins.why_gone(target.version))
 
     # --- training ---
 

@@ -9,8 +9,15 @@ from pathlib import Path
 
 from openrl.catalogue import Catalogue, Checkpoint
 from openrl.checkpoints import CheckpointStore
-from openrl.errors import NotFound, Unavailable
-from openrl.types import CreateModelFromCheckpoint, LoadWeights, Sample, Work
+from openrl.errors import Gone, NotFound, Unavailable
+from openrl.types import (
+    CreateModelFromCheckpoint,
+    LoadWeights,
+    Sample,
+    TinkerPath,
+    VersionId,
+    Work,
+)
 
 _RETRY_SECONDS = 5.0
 
@@ -26,6 +33,14 @@ class Fetching:
             checkpoint = self._read_by(work)
             if checkpoint is not None:
                 await self.bring(checkpoint)
+
+    def check(self, path: TinkerPath, version: VersionId) -> None:
+        """What a sampler reads is here. Raises `Gone` that says what has become of it."""
+        checkpoint = self._catalogue.find_checkpoint(path)
+        if checkpoint is None or checkpoint.version != version:
+            raise Gone(f"checkpoint {path!r} was deleted or written anew: make a new sampler")
+        if not self._store.exists(path, checkpoint.created_at):
+            raise Gone(f"the files of checkpoint {path!r} are missing: save the weights again")
 
     async def bring(self, checkpoint: Checkpoint) -> Path:
         """Its directory. Raises `NotFound`, and `Unavailable` when where it is kept cannot be

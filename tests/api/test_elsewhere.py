@@ -13,7 +13,7 @@ from support.node import CONFIG, MODEL, serving
 
 import openrl
 from openrl.config import CheckpointsConfig, Config
-from openrl.errors import NotFound, UserError
+from openrl.errors import Gone, NotFound, UserError
 from openrl.server import Node
 from openrl.types import Datum
 
@@ -70,10 +70,13 @@ async def test_what_is_nowhere_fails_the_one_who_asks(node: Node, tmp_path: Path
     async with openrl.connect(node.address, KEY) as client:
         model = await trained(client)
         state = await model.save_state("s")
+        sampler = await client.sampler(path=await model.save_sampler("w"))
         lose_copies(tmp_path)
         shutil.rmtree(tmp_path / "bucket")
         with pytest.raises(openrl.OpenRLError, match="missing"):
             await model.load_state(state)
+        with pytest.raises(Gone, match=r"the files of checkpoint .* are missing"):
+            await sampler.sample([5], max_tokens=2)
         await (await model.forward([datum()]))
 
 
