@@ -41,7 +41,7 @@ cookbook: $(VENV)/.for-dev
 	$(VENV)/bin/python tests/cookbook/run.py $(ARGS)
 
 demo: $(VENV)/.for-demo
-	$(VENV)/bin/python recipes/demo.py --jobs $(JOBS) $(ARGS)
+	$(VENV)/bin/python -m recipes.demo --jobs $(JOBS) $(ARGS)
 
 # Every benchmark, in under 20 minutes on two quiet cores; ARGS="--only fairness" for one.
 bench: $(VENV)/.for-dev

@@ -1,8 +1,8 @@
 """A small model learns to write SQL, through the `tinker` SDK, in some minutes on two cores.
 
-    python recipes/demo.py                 # starts a server of its own
-    python recipes/demo.py --jobs 3        # three learning rates side by side on one server
-    python recipes/demo.py --base-url http://127.0.0.1:8000
+    python -m recipes.demo                 # starts a server of its own
+    python -m recipes.demo --jobs 3        # three learning rates side by side on one server
+    python -m recipes.demo --base-url http://127.0.0.1:8000
 
 Leaves the reward curve (PNG), `metrics.jsonl` and sampled queries in `demo-output/`.
 """
@@ -30,14 +30,15 @@ if __name__ == "__main__":
 
 import aiohttp
 import tinker
-from demo_view import Job, Meter, View, append_metrics, plot, print_samples, write_samples
-from grpo import Answer, Plan, answers, grpo
-from local_server import ServerDied, local_server, together
 from rich.console import Console
-from text_to_sql import Question, questions
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl import demo
+from recipes.demo_loop import Plan, answers, grpo
+from recipes.demo_view import Job, Meter, View, append_metrics, plot, print_samples, write_samples
+from recipes.kit.groups import Answer
+from recipes.kit.server import ServerDied, local_server, together
+from recipes.tasks.sql import Question, questions
 
 SHOWN = 12
 INTERRUPTED = 130

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from grpo import Answer, Plan, Step
 from matplotlib.figure import Figure
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from text_to_sql import Question
+
+from recipes.demo_loop import Plan, Step
+from recipes.kit.groups import Answer
+from recipes.tasks.sql import Question
 
 BARS = "▁▂▃▄▅▆▇█"
 AT_THE_ENDS = 5

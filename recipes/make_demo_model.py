@@ -1,6 +1,6 @@
 """Makes the demo model that ships with the package, from nothing but this file.
 
-    python recipes/make_demo_model.py --output openrl/demo/model
+    python -m recipes.make_demo_model --output openrl/demo/model
 
 A tokenizer is trained on generated questions; a small Qwen3 learns to answer them; then it is
 confused on purpose, by a few steps on wrong answers, so that it is seldom right at once and
@@ -24,7 +24,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from text_to_sql import Question, corrupt, questions, reward
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +33,9 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+
+from recipes.kit.chat import prompt_tokens
+from recipes.tasks.sql import Question, corrupt, questions, reward
 
 VOCABULARY = 704
 CONTEXT = 1024
@@ -128,13 +130,6 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, directory:
 # --- training ---------------------------------------------------------------------------------
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[int]:
-    text = tokenizer.apply_chat_template(
-        question.messages, tokenize=False, add_generation_prompt=True
-    )
-    return tokenizer.encode(text, add_special_tokens=False)
-
-
 def train(
     model: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerBase,
@@ -180,7 +175,7 @@ def collate(
     after everything that counts, so causal attention needs no mask."""
     rows = []
     for question, sql in batch:
-        prompt = prompt_tokens(tokenizer, question)
+        prompt = prompt_tokens(tokenizer, question.messages)
         answer = tokenizer.encode(sql + TURN_END, add_special_tokens=False)
         rows.append((prompt + answer, [-100] * len(prompt) + answer))
     width = max(len(tokens) for tokens, _ in rows)
@@ -203,7 +198,7 @@ def measure(
     sampled_right = sampled_any = greedy_right = 0.0
     asked = list(islice(questions("measure"), count))
     for question in asked:
-        prompt_1T = torch.tensor([prompt_tokens(tokenizer, question)])
+        prompt_1T = torch.tensor([prompt_tokens(tokenizer, question.messages)])
         scores = [reward(question, s) for s in _answers(model, tokenizer, prompt_1T, tries)]
         sampled_right += sum(scores) / tries
         sampled_any += max(scores)

@@ -1,6 +1,6 @@
 """Reinforcement learning with OpenRL's own async client. With `openrl serve` running:
 
-python recipes/rl_openrl_client.py http://127.0.0.1:8000
+python -m recipes.rl_openrl_client http://127.0.0.1:8000
 """
 
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
-from text_to_sql import Question, questions, reward
 from transformers import AutoTokenizer
 
 import openrl
 from openrl import demo
+from recipes.tasks.sql import Question, questions, reward
 
 tokenizer = AutoTokenizer.from_pretrained(demo.model_directory())
 

@@ -1,17 +1,17 @@
 """Supervised fine-tuning through the `tinker` SDK. With `openrl serve` running:
 
 export TINKER_BASE_URL=http://127.0.0.1:8000 TINKER_API_KEY=tml-local
-python recipes/sft_tinker.py
+python -m recipes.sft_tinker
 """
 
 from itertools import islice
 
 import numpy as np
 import tinker
-from text_to_sql import Question, questions
 from transformers import AutoTokenizer
 
 from openrl import demo
+from recipes.tasks.sql import Question, questions
 
 service = tinker.ServiceClient()
 model = service.create_lora_training_client(demo.NAME, rank=16).result()

@@ -2,10 +2,12 @@ import io
 import json
 
 import pytest
-from demo_view import Job, Meter, View, append_metrics, plot, write_samples
-from grpo import Answer, Plan, Step
 from rich.console import Console
-from text_to_sql import SCHEMAS, Question
+
+from recipes.demo_loop import Plan, Step
+from recipes.demo_view import Job, Meter, View, append_metrics, plot, write_samples
+from recipes.kit.groups import Answer
+from recipes.tasks.sql import SCHEMAS, Question
 
 
 def job(rewards):

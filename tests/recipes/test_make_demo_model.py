@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from make_demo_model import Plan, make
+from recipes.make_demo_model import Plan, make
 
 TINY = Plan(learning_steps=2, confusing_steps=1, batch=2)
 

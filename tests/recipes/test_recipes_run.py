@@ -11,8 +11,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-import rl_openrl_client
-from local_server import local_server
+
+from recipes import rl_openrl_client
+from recipes.kit.server import local_server
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 

@@ -2,7 +2,8 @@ import random
 from itertools import islice
 
 import pytest
-from text_to_sql import SCHEMAS, Question, corrupt, database, make_question, questions, reward
+
+from recipes.tasks.sql import SCHEMAS, Question, corrupt, database, make_question, questions, reward
 
 BOOKS = SCHEMAS[0]
 
@@ -53,7 +54,7 @@ def test_broken_and_hostile_queries_are_worth_nothing(sql):
 
 
 def test_no_answer_is_empty():
-    from sql_sandbox import run_query
+    from recipes.tasks.sandbox import run_query
 
     rng = random.Random(1)
     for _ in range(300):

@@ -4,7 +4,8 @@ import resource
 import time
 
 import pytest
-from sql_sandbox import MAX_ROWS, MAX_SQL, Rejected, run_query
+
+from recipes.tasks.sandbox import MAX_ROWS, MAX_SQL, Rejected, run_query
 
 SETUP = (
     ("CREATE TABLE t (id, name, size)", ()),

@@ -4,7 +4,8 @@ import asyncio
 
 import aiohttp
 import pytest
-from local_server import ServerDied, local_server
+
+from recipes.kit.server import ServerDied, local_server
 
 MODEL = ("--engine", "fake", "--model", "fake/model")
 

@@ -1,7 +1,8 @@
 """The data that a group of answers becomes, against numbers worked out by hand."""
 
 import numpy as np
-from grpo import Answer, group_data
+
+from recipes.kit.groups import Answer, group_data
 
 PROMPT = [10, 11, 12]
 

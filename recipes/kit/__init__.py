@@ -1,0 +1,1 @@
+"""What recipes share: prompts, training data, groups of answers, a run's beginning and end."""
