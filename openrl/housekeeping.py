@@ -100,7 +100,7 @@ def end_leases(backlog: Backlog, leases: Leases, services: Services, silence_sec
     """Of sessions that have not been heard for that long, heart or not: theirs is only the memory
     of the device. Returns how many models leave it. One that an earlier process left is as good as
     heard when this one first sees it. Sessions that have nothing here any more are forgotten."""
-    now = services.clock()
+    now = services.monotonic()
     present = {model.session_id for model in services.models.all_alive()}
     for session_id in present:
         services.heard.setdefault(session_id, now)
@@ -119,7 +119,7 @@ def take_back_unheard(
 ) -> int:
     """Samples of clients whose heart has stopped beating; returns how many. A client that never
     sent a heartbeat is not judged by it."""
-    taken, horizon = 0, services.clock() - silence_seconds
+    taken, horizon = 0, services.monotonic() - silence_seconds
     for session_id in backlog.sessions():
         beat = services.heartbeats.get(session_id)
         if beat is not None and max(beat, services.heard.get(session_id, beat)) < horizon:

@@ -153,6 +153,7 @@ async def _running(
         status=actor.enquiries.status,
         engine_seconds=actor.enquiries.engine_seconds,
         clock=time.time,
+        monotonic=time.monotonic,
         authenticator=authenticator_of(config, signer, time.time, time.monotonic),
         signer=signer,
         enquiries=actor.enquiries,

@@ -289,9 +289,11 @@ async def test_checkpoints_that_cannot_be_written_fail_their_save(
 # --- clocks ------------------------------------------------------------------------------------
 
 
-async def test_a_wall_clock_that_goes_back_changes_nothing(
-    tmp_path: Path, expected: list[float], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [-86_400.0, 86_400.0], ids=["back", "forth"])
+async def test_a_wall_clock_that_jumps_changes_nothing(
+    tmp_path: Path, expected: list[float], monkeypatch: pytest.MonkeyPatch, step: float
 ) -> None:
+    """Whoever was heard a moment ago has not been silent for a day."""
     real, skew = time.time, [0.0]
     monkeypatch.setattr(time, "time", lambda: real() + skew[0])
     async with (
@@ -302,7 +304,7 @@ async def test_a_wall_clock_that_goes_back_changes_nothing(
         first = await (await model.forward_backward(DATA))
         path = await model.save_state("here")
         await (await model.optim_step(AdamParams(learning_rate=0.05)))
-        skew[0] = -86_400.0
+        skew[0] = step
         services, actor = node.services, node.actor
         await tidy(services.catalogue, services.checkpoints, services.futures, time.time())
         assert take_back_unheard(actor.backlog, services.admission, services, 300.0) == 0

@@ -36,7 +36,8 @@ SILENCE = 300.0
 
 
 def ended(running: Node, seconds_later: float) -> int:
-    services = replace(running.services, clock=lambda: running.services.clock() + seconds_later)
+    now = running.services.monotonic() + seconds_later
+    services = replace(running.services, monotonic=lambda: now)
     return end_leases(running.actor.backlog, running.actor.leases, services, SILENCE)
 
 

@@ -73,7 +73,7 @@ class Search:
             reason = {"type": session.finished}
             return {"type": "client_finished", "reason": reason, "detail": session.detail}
         heard = self._services.heard.get(session.session_id)
-        if heard is None or heard < self._services.clock() - ACTIVE_SECONDS:
+        if heard is None or heard < self._services.monotonic() - ACTIVE_SECONDS:
             return None
         return {"type": "active"}
 

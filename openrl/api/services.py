@@ -38,7 +38,8 @@ DEADLINE = "X-OpenRL-Deadline-Seconds"
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`clock` gives Unix seconds; `status` says how far each base model is, `engine_seconds` how
+    """`clock` gives Unix seconds; `monotonic` counts seconds that no correction of the clock moves,
+    and how long a client has been silent is told by those; `status` says how far each base model is, `engine_seconds` how
     long the engine has worked; `post` tells the scheduler what an administrator decided."""
 
     config: Config
@@ -51,6 +52,7 @@ class Services:
     status: Callable[[], tuple[ModelStatus, ...]]
     engine_seconds: Callable[[], float]
     clock: Callable[[], float]
+    monotonic: Callable[[], float]
     authenticator: auth.Authenticator
     signer: Signer
     enquiries: Enquiries
@@ -94,7 +96,7 @@ class Services:
         session = self.session(session_id, owner)
         if session.finished is not None:
             raise Gone(f"session {session_id!r} is finished ({session.finished}): make a new one")
-        self.heard[session.session_id] = self.clock()
+        self.heard[session.session_id] = self.monotonic()
         return session
 
     def metadata(self, given: Mapping[str, Any] | None) -> Mapping[str, str] | None:

@@ -44,14 +44,14 @@ class Sessions:
             display_name=body.display_name,
         )
         self._services.catalogue.add_session(session)
-        self._services.heard[session.session_id] = session.created_at
+        self._services.heard[session.session_id] = self._services.monotonic()
         return codec.answer(request, {"type": "create_session", "session_id": session.session_id})
 
     async def heartbeat(self, request: web.Request) -> web.Response:
         """410 ends the SDK's loop: right for a finished session."""
         body = await self._services.read(request, schema.SessionHeartbeat)
         session = self._services.live_session(body.session_id, auth.owner_of(request))
-        self._services.heartbeats[session.session_id] = self._services.clock()
+        self._services.heartbeats[session.session_id] = self._services.monotonic()
         return codec.answer(request, {"type": "session_heartbeat"})
 
     async def finish(self, request: web.Request) -> web.Response:

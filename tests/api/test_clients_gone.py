@@ -36,7 +36,8 @@ async def http(node: Node) -> AsyncIterator[Http]:
 
 
 def taken(node: Node, seconds_later: float, silence: float = 300.0) -> int:
-    services = replace(node.services, clock=lambda: node.services.clock() + seconds_later)
+    now = node.services.monotonic() + seconds_later
+    services = replace(node.services, monotonic=lambda: now)
     return take_back_unheard(node.actor.backlog, services.admission, services, silence)
 
 
