@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import sys
 import time
 from itertools import islice
@@ -37,7 +36,7 @@ from openrl import demo
 from recipes.demo_loop import Plan, answers, grpo
 from recipes.demo_view import Job, Meter, View, append_metrics, plot, print_samples, write_samples
 from recipes.kit.groups import Answer
-from recipes.kit.server import ServerDied, local_server, together
+from recipes.kit.server import ServerDied, local_server, stop_at_sigterm, together
 from recipes.tasks.sql import Question, questions
 
 SHOWN = 12
@@ -84,18 +83,6 @@ async def run(options: argparse.Namespace, view: View) -> None:
     model = f"{options.model}={demo.model_directory()}"
     async with local_server(directory, "--model", model) as server:
         await server.during(train_all(server.url, options, view))
-
-
-def stop_at_sigterm() -> None:
-    """As Ctrl-C does. Not by way of SIGINT: that is ignored where a shell runs us behind it."""
-    task = asyncio.current_task()
-    assert task is not None
-
-    def stop() -> None:
-        if not task.cancelling():  # a second signal is not to cut the server's end short
-            task.cancel()
-
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
 
 
 def fresh(directory: Path) -> Path:

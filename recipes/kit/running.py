@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl import demo
 from recipes.kit.record import Record
-from recipes.kit.server import ServerDied, local_server, together
+from recipes.kit.server import ServerDied, local_server, stop_at_sigterm, together
 
 Metrics = Mapping[str, float]
 P = TypeVar("P")
@@ -85,7 +85,9 @@ def _parser(plan: type[Any], module: str, defaults: Mapping[str, Any]) -> argpar
         "--model", default=demo.NAME, help="a name that the server knows, or NAME=DIRECTORY"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run each, at once")
-    parser.add_argument("--output", type=Path, default=Path("recipe-output") / module)
+    parser.add_argument(
+        "--output", type=Path, default=Path("recipe-output") / module.removeprefix("recipes.")
+    )
     for name, value in defaults.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=type(value), default=value, help=f"default {value}")
@@ -95,6 +97,7 @@ def _parser(plan: type[Any], module: str, defaults: Mapping[str, Any]) -> argpar
 async def _run(
     train: Train[P], plans: list[P], model: Model, url: str | None, record: Record
 ) -> None:
+    stop_at_sigterm()
     async with _serving(model, url, record.directory) as address:
         service = tinker.ServiceClient(base_url=address)
         tokenizer = model.tokenizer

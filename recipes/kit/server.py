@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import sys
@@ -101,6 +102,18 @@ async def together() -> AsyncIterator[asyncio.TaskGroup]:
             yield group
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
+
+
+def stop_at_sigterm() -> None:
+    """As Ctrl-C does. Not by way of SIGINT: that is ignored where a shell runs us behind it."""
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        if not task.cancelling():  # a second signal is not to cut the server's end short
+            task.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop)
 
 
 def _free_port() -> int:
