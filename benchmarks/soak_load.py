@@ -11,6 +11,7 @@ first errors are in OUT once it ends.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import sys
@@ -139,6 +140,7 @@ class Load:
         number = 0
         while not self.over.is_set():
             number += 1
+            gc.collect()  # else the SDK's clients of earlier jobs keep their connections for a while
             try:
                 JOBS[name](self._url, self._model, number)
                 self.done[name] += 1

@@ -16,7 +16,10 @@ from pathlib import Path
 import uvloop
 
 from openrl import demo
+from openrl.catalogue import catalogue
 from openrl.config import Config, EngineConfig, JournalConfig, ModelSource, SchedulerConfig
+from openrl.scheduler import backlog, curves, models, pins
+from openrl.scheduler.core import residency, story
 from openrl.server import serve
 
 MODELS = {"fake": "fake/tiny", "torch": "openrl/sql-demo"}
@@ -42,6 +45,17 @@ def config(data: Path, port: int, engine: str) -> Config:
     )
 
 
+def forget_soon() -> None:
+    """What is remembered of the last thousands is of the last hundreds here, for the same reason:
+    thirty minutes see what days see otherwise."""
+    catalogue.REMEMBERED = 1024
+    backlog.OWNERS = residency.OWNERS = 256
+    curves.MODELS = 64
+    models.CLOSED_KEPT = story.ACCOUNTS = 256
+    pins.REMOVED = story.TIMELINE = 1024
+    story.STORY = 4096
+
+
 async def main(settings: Config, gauges: Path) -> None:
     watching = asyncio.create_task(_watch(gauges))
     try:
@@ -65,5 +79,6 @@ async def _watch(gauges: Path) -> None:
 
 if __name__ == "__main__":
     _, where, port, engine, gauges = sys.argv
+    forget_soon()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main(config(Path(where), int(port), engine), Path(gauges)))

@@ -121,6 +121,20 @@ class EngineDied(ServerError):
     """Raised by an engine that will not run anything any more."""
 
 
+def without_frames(error: OpenRLError) -> OpenRLError:
+    """The same error, for keeping. A traceback holds its frames, and those hold all that was at
+    hand when it was raised: a request's data, an engine's tensors."""
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
+
+
+def copied(error: OpenRLError) -> OpenRLError:
+    """The same error, for raising: the frames that it goes through are not those of a kept one."""
+    fresh = type(error).__new__(type(error), *error.args)
+    fresh.__dict__.update(error.__dict__)
+    return fresh
+
+
 def blamed_on_engine(error: Exception) -> OpenRLError:
     """What to tell the callers whose work an engine was at when it raised `error`."""
     match error:

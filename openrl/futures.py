@@ -1,8 +1,8 @@
 """Waiting: one entry per accepted request, resolved exactly once, fetched as often as asked.
 
 Entries are kept for a retention time after they resolve, since a client may lose an answer and
-ask again; answers that are larger together than a bound make room, those first that have been
-handed out. Times are seconds on the clock that is passed in.
+ask again; answers that are more than a bound, or larger together, make room, those first that have
+been handed out. Times are seconds on the clock that is passed in.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from openrl.types import Failed, Outcome, OwnerId, RequestId
 KEPT_BYTES = 1 << 30
 """How many bytes of numbers the answers that are kept may hold together."""
 
+KEPT = 1 << 18
+"""How many answers are kept at most: each takes some 2.5 KiB beside its numbers, here and in the
+journal's index, and a busy server gives hundreds in a second."""
+
 _LAST_SECONDS = 0.5
 """How long a poll is held while the server ends."""
+
+
+_ARRIVED = asyncio.Event()
+"""Of every answer that is there: each its own would take as much as the rest of the entry."""
+_ARRIVED.set()
 
 
 @dataclass(slots=True)
@@ -111,6 +120,7 @@ class Futures:
         entry.size = _size(outcome)
         entry.resolved_at = self._clock()
         entry.arrived.set()
+        entry.arrived = _ARRIVED
         for listener in self._listeners:
             listener(entry)
 
@@ -150,14 +160,12 @@ class Futures:
 
     def _surplus(self, resolved: list[Entry]) -> Iterator[Entry]:
         """The oldest of those that were handed out, and only then of the others."""
-        size = sum(entry.size for entry in resolved)
-        if size <= self._kept_bytes:
+        count, size = len(resolved), sum(entry.size for entry in resolved)
+        if count <= KEPT and size <= self._kept_bytes:
             return
         for entry in sorted(resolved, key=lambda entry: (not entry.handed_out, _resolved(entry))):
-            if size <= self._kept_bytes:
-                return
-            if entry.size:
-                size -= entry.size
+            if count > KEPT or (size > self._kept_bytes and entry.size):
+                count, size = count - 1, size - entry.size
                 yield entry
 
 
@@ -168,7 +176,7 @@ def _read(entry: Entry) -> None:
     except ServerError as error:
         entry.outcome = Failed(error)
     entry.size, entry.stored = _size(entry.outcome), None
-    entry.arrived.set()
+    entry.arrived = _ARRIVED
 
 
 def _resolved(entry: Entry) -> float:

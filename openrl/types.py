@@ -13,7 +13,7 @@ from typing import Any, Literal, NewType, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openrl.errors import OpenRLError, UserError
+from openrl.errors import OpenRLError, UserError, without_frames
 
 OwnerId = NewType("OwnerId", str)
 SessionId = NewType("SessionId", str)
@@ -383,9 +383,13 @@ Result: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Failed:
-    """The other way a request ends."""
+    """The other way a request ends. It is kept for as long as an answer, and its error keeps
+    nothing but words alive."""
 
     error: OpenRLError
+
+    def __post_init__(self) -> None:
+        without_frames(self.error)
 
 
 Outcome: TypeAlias = Result | Failed

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
+from openrl import futures as futures_module
 from openrl.errors import NotFound
 from openrl.futures import Futures
 from openrl.types import ForwardBackwardOutput, ModelUnloaded, OwnerId, RequestId
@@ -94,3 +95,21 @@ def test_a_request_is_opened_and_resolved_once() -> None:
     futures.resolve(A, DONE)
     with pytest.raises(AssertionError):
         futures.resolve(A, DONE)
+
+
+async def test_many_answers_make_room_those_first_that_were_handed_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However small they are; one that is pending stays."""
+    monkeypatch.setattr(futures_module, "KEPT", 3)
+    clock = Clock()
+    futures = Futures(clock, retention_seconds=1e9)
+    names = [RequestId(f"m:{number}") for number in range(6)]
+    for name in names:
+        futures.open(name, ALICE, "UnloadModel", "m")
+    for name in names[:5]:
+        clock.now += 1.0
+        futures.resolve(name, DONE)
+    assert await futures.wait(futures.find(names[3], ALICE), 0.0) is DONE
+    assert futures.sweep() == 2
+    assert [name for name in names if futures.known(name)] == [*names[1:3], *names[4:]]

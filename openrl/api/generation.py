@@ -11,7 +11,7 @@ from openrl.api.samplers import new_seq
 from openrl.api.services import Services
 from openrl.api.text import Text
 from openrl.catalogue import Sampler
-from openrl.errors import Cancelled, OpenRLError
+from openrl.errors import Cancelled, OpenRLError, copied
 from openrl.types import (
     Failed,
     RequestId,
@@ -90,7 +90,7 @@ async def _outcome(
         if beat is not None:
             await beat()
     if isinstance(found, Failed):
-        raise found.error
+        raise copied(found.error)
     assert isinstance(found, SampleOutput)
     return found
 

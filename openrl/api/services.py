@@ -38,9 +38,10 @@ DEADLINE = "X-OpenRL-Deadline-Seconds"
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """`clock` gives Unix seconds; `monotonic` counts seconds that no correction of the clock moves,
-    and how long a client has been silent is told by those; `status` says how far each base model is, `engine_seconds` how
-    long the engine has worked; `post` tells the scheduler what an administrator decided."""
+    """`clock` gives Unix seconds; `monotonic` counts seconds that no correction of the clock moves:
+    how long a client has been silent is told by those. `status` says how far each base model is,
+    `engine_seconds` how long the engine has worked; `post` tells the scheduler what an
+    administrator decided."""
 
     config: Config
     catalogue: Catalogue

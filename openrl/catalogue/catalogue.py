@@ -33,22 +33,22 @@ from openrl.catalogue.table import Filter, Table
 from openrl.errors import NotFound, UserError
 from openrl.types import ModelId, OwnerId, SamplerTarget
 
-REMEMBERED = 65536
-"""Rows that are answered from memory; the others cost a look into the file."""
+REMEMBERED = 16384
+"""Rows that are answered from memory, a kilobyte each; others cost a look into the file."""
 MARKS = 1024
 """Of the clones of one sampler."""
 
 
 class Catalogue:
-    def __init__(self, file: Path | None, remembered: int = REMEMBERED) -> None:
-        """Opens or makes the database; None keeps it in memory. Raises `ServerError` when the
-        file was written by a newer version."""
+    def __init__(self, file: Path | None, remembered: int | None = None) -> None:
+        """Opens or makes the database; a `file` None keeps it in memory. `remembered` None means
+        `REMEMBERED`. Raises `ServerError` when the file was written by a newer version."""
         self._table = Table(file)
         self.flushing = Flushing(self._table.sql, file)
         self.audit = AuditLog(self._table.sql)
         self.usage = UsageLedger(self._table.sql)
         self._known: dict[tuple[str, str], Noun] = {}  # the oldest is forgotten first
-        self._remembered = remembered
+        self._remembered = REMEMBERED if remembered is None else remembered
         self._touched: dict[ModelId, float] = {}
 
     def close(self) -> None:

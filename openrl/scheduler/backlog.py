@@ -30,6 +30,9 @@ class Share:
         self.answered_at = now
 
 
+OWNERS = 4096
+"""Of so many owners without requests the pace is remembered at most."""
+
 _NEWS = 0.1  # the part of a mean that its newest value makes up
 
 
@@ -86,6 +89,8 @@ class Backlog:
         share.answered(self._clock())
         share.samples -= isinstance(pending.work.operation, Sample)
         share.payload_bytes -= pending.payload_bytes
+        if not share.requests and len(self._shares) > OWNERS:
+            del self._shares[pending.work.owner]
         self._leave(pending.work.session_id)
         self.stir()
 

@@ -8,7 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 POINTS = 1024
-"""Kept for each model."""
+"""The most that are kept for a model."""
+
+ALL_POINTS = 65536
+"""The most for all of them: at half a kilobyte each they never take more than some 30 MB. Models
+have equal parts of it, once there are many."""
 
 MODELS = 256
 METRICS = 32
@@ -33,12 +37,11 @@ class Curve:
     points: list[Point] = field(default_factory=list)
     steps: int = 0
 
-    def add(self, point: Point) -> None:
+    def thin(self, most: int) -> None:
         """A full curve loses every other point of its older half: its beginning stays in sight."""
-        if len(self.points) >= POINTS:
-            half = len(self.points) // 2
+        while len(self.points) > most:
+            half = (len(self.points) + 1) // 2
             self.points = self.points[:half:2] + self.points[half:]
-        self.points.append(point)
 
 
 class Curves:
@@ -64,7 +67,8 @@ class Curves:
         self.last += 1
         kept = dict(list(values.items())[:METRICS])
         where = curve.steps if step is None else step
-        curve.add(Point(self.last, model_id, owner, at, where, kept))
+        curve.points.append(Point(self.last, model_id, owner, at, where, kept))
+        curve.thin(self._most())
 
     def of(self, model_id: str) -> list[Point]:
         """Oldest first."""
@@ -82,9 +86,19 @@ class Curves:
         ]
         return sorted(newer, key=lambda point: point.number)
 
+    def _most(self) -> int:
+        return min(POINTS, ALL_POINTS // len(self._curves))
+
     def _curve(self, model_id: str) -> Curve:
-        curve = self._curves.setdefault(model_id, Curve())
+        if model_id not in self._curves:
+            self._make_room()
+            self._curves[model_id] = Curve()
         self._curves.move_to_end(model_id)
-        if len(self._curves) > MODELS:
+        return self._curves[model_id]
+
+    def _make_room(self) -> None:
+        """For one more."""
+        if len(self._curves) >= MODELS:
             self._curves.popitem(last=False)
-        return curve
+        for curve in self._curves.values():
+            curve.thin(min(POINTS, ALL_POINTS // (len(self._curves) + 1)))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from openrl.types import ModelId, OwnerId, VersionId
 
-_REASONS = 16384  # the latest are remembered
+REMOVED = 16384
+"""Versions of which it is remembered that they made room, the latest."""
 _ELSEWHERE = (
     "this sampler's weights were kept for the life of its session, and went with an earlier "
     "process of this server or with the session: save weights for a sampler again"
@@ -40,7 +41,7 @@ class Pins:
         self._most_versions = most_versions
         self._most_bytes = most_bytes
         self._pins: dict[VersionId, Pin] = {}  # oldest first
-        self._reasons: dict[VersionId, str] = {}
+        self._removed: dict[VersionId, None] = {}  # oldest first
 
     def __contains__(self, version: VersionId) -> bool:
         return version in self._pins
@@ -101,9 +102,9 @@ class Pins:
 
     def remove(self, version: VersionId) -> Pin:
         pin = self._pins.pop(version)
-        self._reasons[version] = self._reason()
-        if len(self._reasons) > _REASONS:
-            del self._reasons[next(iter(self._reasons))]
+        self._removed[version] = None
+        if len(self._removed) > REMOVED:
+            del self._removed[next(iter(self._removed))]
         return pin
 
     def _reason(self) -> str:
@@ -118,4 +119,4 @@ class Pins:
         return self._pins.pop(version)
 
     def why_gone(self, version: VersionId) -> str:
-        return self._reasons.get(version, _ELSEWHERE)
+        return self._reason() if version in self._removed else _ELSEWHERE

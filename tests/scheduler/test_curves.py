@@ -1,6 +1,6 @@
 """Curves are bounded, keep their beginning, and are read on from a number."""
 
-from openrl.scheduler.curves import METRICS, MODELS, POINTS, Curves
+from openrl.scheduler.curves import ALL_POINTS, METRICS, MODELS, POINTS, Curves
 
 
 def test_points_are_numbered_over_all_models_and_read_on() -> None:
@@ -39,3 +39,15 @@ def test_the_model_that_was_silent_for_longest_goes() -> None:
     assert len(curves.of("0")) == 2
     curves.add("0", "alice", 2.0, {str(n): 0.0 for n in range(METRICS + 5)})
     assert len(curves.of("0")[-1].values) == METRICS
+
+
+def test_many_long_curves_share_what_there_is() -> None:
+    """Those that are silent thin out too, and keep their ends."""
+    curves = Curves()
+    for model in range(2 * ALL_POINTS // POINTS):
+        for number in range(POINTS):
+            curves.add(str(model), "alice", float(number), {"loss": float(number)})
+    kept = [curves.of(str(model)) for model in range(2 * ALL_POINTS // POINTS)]
+    assert ALL_POINTS / 4 < sum(map(len, kept)) <= ALL_POINTS
+    assert {points[0].at for points in kept} == {0.0}
+    assert {points[-1].at for points in kept} == {POINTS - 1.0}

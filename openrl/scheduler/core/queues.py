@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from openrl.scheduler.core import fairshare
 from openrl.scheduler.core.company import Company
@@ -100,9 +100,16 @@ class Queues:
         self.requests[request.id] = request
         self._count_sampler(request, 1)
         if item.deadline is not None:
-            heappush(self._deadlines, (item.deadline, item.request_id))
+            self._watch_deadline(item.deadline, item.request_id)
         self.refresh(lane, now)
         return request
+
+    def _watch_deadline(self, deadline: float, request_id: RequestId) -> None:
+        """Those of requests that are answered go by themselves only when they come first."""
+        heappush(self._deadlines, (deadline, request_id))
+        if len(self._deadlines) > 2 * len(self.requests) + 64:
+            self._deadlines = [each for each in self._deadlines if each[1] in self.requests]
+            heapify(self._deadlines)
 
     def remove(self, request: Request, now: float) -> None:
         """The request is answered: it leaves its lane, and what waited behind it may start."""

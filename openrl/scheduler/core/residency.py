@@ -27,6 +27,9 @@ GUESSED_LENGTH = 256.0
 MARGIN = 1.25
 """Rows are expected to be this much longer than the mean."""
 
+OWNERS = 4096
+"""Of how many owners the mean is remembered; those that came first go first."""
+
 KEPT_BACK = 20
 """One part in so many of the memory is not given to joining rows."""
 
@@ -158,6 +161,8 @@ class Residency:
         made = row.tokens - row.prompt
         mean = self._lengths.get(row.owner, float(made))
         self._lengths[row.owner] = mean + 0.1 * (made - mean)
+        if len(self._lengths) > OWNERS:
+            del self._lengths[next(iter(self._lengths))]
 
     def leave(self, row: Row) -> None:
         """The row is out of the batch, and the engine knows."""

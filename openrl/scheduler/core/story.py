@@ -18,8 +18,8 @@ from openrl.types import RequestId
 
 TIMELINE = 4096
 STORY = 16384
-ACCOUNTS = 8192
-"""How many lanes and how many sessions have an account; the oldest go first."""
+ACCOUNTS = 4096
+"""How many lanes, sessions and owners have an account; those go that did nothing for longest."""
 
 QUEUED = "queued"
 """What the first line of every request says."""
@@ -64,8 +64,9 @@ class Account:
 
 @dataclass(slots=True)
 class Sums:
-    """An account that is being written."""
+    """An account that is being written; `used` orders accounts by when that was last."""
 
+    used: int
     engine_seconds: float = 0.0
     tokens: int = 0
     requests: int = 0
@@ -88,6 +89,7 @@ class Chronicle:
         self._pass_tokens = pass_tokens
         self.timeline: deque[PassRecord] = deque(maxlen=TIMELINE)
         self._sums: dict[str, dict[str, Sums]] = {level: {} for level in LEVELS}
+        self._uses = 0
         self.passes: dict[PassKind, int] = {}
         self.engine_seconds = 0.0
         self.mean_seconds = 0.0
@@ -160,12 +162,14 @@ class Chronicle:
         }
 
     def _sums_of(self, leaf: Share) -> Iterator[Sums]:
+        self._uses += 1
         for level, (node, _) in zip(LEVELS, leaf.path, strict=True):
             book = self._sums[level]
             if (sums := book.get(node.name)) is None:
-                sums = book[node.name] = Sums()
-                if len(book) > ACCOUNTS and level != "owner":
-                    del book[next(iter(book))]
+                sums = book[node.name] = Sums(self._uses)
+                if len(book) > ACCOUNTS:
+                    _forget_idle(book)
+            sums.used = self._uses
             yield sums
 
     def record(
@@ -202,6 +206,12 @@ class Chronicle:
         self.engine_seconds += event.seconds
         weight = 0.1 if self.mean_seconds else 1.0
         self.mean_seconds += weight * (event.seconds - self.mean_seconds)
+
+
+def _forget_idle(book: dict[str, Sums]) -> None:
+    """An eighth of the accounts at once, so that looking for them costs each new one little."""
+    for name in sorted(book, key=lambda name: book[name].used)[: max(1, len(book) // 8)]:
+        del book[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from support.core_driver import Driver, Engine, capacity, coin, item, requests_o
 from openrl.config import SchedulerConfig
 from openrl.errors import Cancelled, Gone, NotFound, OutOfMemory, ServerError, UserError
 from openrl.scheduler.core import events as ev
+from openrl.scheduler.core import story
 from openrl.types import RequestId
 
 
@@ -296,3 +297,33 @@ def test_the_story_of_a_lane_and_its_account() -> None:
     assert statistics.accounts["lane", "m"].tokens == 100
     assert statistics.accounts["lane", "s"].tokens == 20 + 12
     assert statistics.requests_waiting == statistics.requests_running == 0
+
+
+def test_accounts_go_that_did_nothing_for_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long ago they were opened: a run of days keeps its own."""
+    monkeypatch.setattr(story, "ACCOUNTS", 8)
+    driver = Driver()
+    driver.ready()
+    for number in range(24):
+        driver.submit(sample("long", number), sample(f"short{number}", 0))
+        driver.drain()
+    accounts = driver.state.statistics().accounts
+    for level in story.LEVELS:
+        assert 7 <= sum(1 for each, _ in accounts if each == level) <= 8
+    assert accounts["lane", "long"].requests == 24
+    assert ("lane", "short23") in accounts
+    assert ("lane", "short0") not in accounts
+
+
+def test_deadlines_of_what_is_answered_are_forgotten() -> None:
+    """Also behind one that lasts: the order of deadlines alone would keep them."""
+    driver = Driver()
+    driver.ready()
+    driver.open("m")
+    driver.send(ev.LanePaused("m"))
+    driver.submit(item("m", 1, deadline=1e6))
+    for number in range(500):
+        driver.submit(sample("s", number, deadline=1e6 + 1.0))
+        while len(driver.resolved()) <= number:
+            assert driver.step()
+    assert len(driver.state.queues._deadlines) < 100
