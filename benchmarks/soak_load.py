@@ -140,7 +140,7 @@ class Load:
         number = 0
         while not self.over.is_set():
             number += 1
-            gc.collect()  # else the SDK's clients of earlier jobs keep their connections for a while
+            gc.collect()  # else the clients of earlier jobs keep their connections for a while
             try:
                 JOBS[name](self._url, self._model, number)
                 self.done[name] += 1
