@@ -10,7 +10,12 @@ import click
 
 from openrl.errors import UserError
 
-_SCRIPT = Path(__file__).parents[2] / "recipes" / "demo.py"
+_CHECKOUT = Path(__file__).parents[2]
+# Not by -m: the checkout is not on the path, and the output belongs where the user is.
+_RUN = (
+    "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('recipes.demo', run_name='__main__', alter_sys=True)"
+)
 
 
 @click.command(
@@ -20,9 +25,9 @@ _SCRIPT = Path(__file__).parents[2] / "recipes" / "demo.py"
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def demo(arguments: tuple[str, ...]) -> None:
     """Train a small model by reinforcement on a server of its own, and watch; --help for more."""
-    if not _SCRIPT.is_file():
+    if not (_CHECKOUT / "recipes" / "demo.py").is_file():
         raise UserError(
             "the demo is part of a checkout, and this is an installed package: clone OpenRL and "
             "run `make demo` there"
         )
-    os.execv(sys.executable, [sys.executable, str(_SCRIPT), *arguments])
+    os.execv(sys.executable, [sys.executable, "-c", _RUN, str(_CHECKOUT), *arguments])

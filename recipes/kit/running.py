@@ -59,17 +59,17 @@ def main(train: Train[P], plan: type[P], script: str) -> int:
     """Runs the recipe in `script` as the command line says. The plan's defaults are in the
     `config.toml` beside it, under the script's name."""
     file = Path(script)
-    module = f"recipes.{file.parent.name}.{file.stem}"
+    name = f"{file.parent.name}.{file.stem}"
     defaults = tomllib.loads(file.with_name("config.toml").read_text())[file.stem]
-    options = vars(_parser(plan, module, defaults).parse_args())
+    options = vars(_parser(name, defaults).parse_args())
     model = Model.parse(options["model"])
     given = {each.name: options[each.name] for each in fields(plan) if each.name in options}
     plans = [plan(**given | {"model": model.name, "seed": seed}) for seed in options["seeds"]]
-    record = Record(module, options["output"], sys.argv[1:], model.name)
+    record = Record(f"recipes.{name}", options["output"], sys.argv[1:], model.name)
     try:
         asyncio.run(_run(train, plans, model, options["base_url"], record))
     except (OSError, tinker.TinkerError, ServerDied) as error:
-        print(f"{module} failed: {error}", file=sys.stderr)
+        print(f"{name} failed: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped")
@@ -78,18 +78,16 @@ def main(train: Train[P], plan: type[P], script: str) -> int:
     return 0
 
 
-def _parser(plan: type[Any], module: str, defaults: Mapping[str, Any]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python -m {module}")
+def _parser(name: str, defaults: Mapping[str, Any]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m recipes.{name}")
     parser.add_argument("--base-url", help="a running server; left out, one is started")
     parser.add_argument(
         "--model", default=demo.NAME, help="a name that the server knows, or NAME=DIRECTORY"
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one run each, at once")
-    parser.add_argument(
-        "--output", type=Path, default=Path("recipe-output") / module.removeprefix("recipes.")
-    )
-    for name, value in defaults.items():
-        flag = "--" + name.replace("_", "-")
+    parser.add_argument("--output", type=Path, default=Path("recipe-output") / name)
+    for field, value in defaults.items():
+        flag = "--" + field.replace("_", "-")
         parser.add_argument(flag, type=type(value), default=value, help=f"default {value}")
     return parser
 

@@ -92,7 +92,7 @@ def dpo(reference: Sequence[float], beta: float):
         gains = torch.stack(summed) - torch.tensor(reference)
         margins = beta * (gains[0::2] - gains[1::2])
         total = -torch.nn.functional.logsigmoid(margins).sum()
-        return total, {"loss": float(total) / len(margins)}
+        return total, {"loss": float(total.detach()) / len(margins)}
 
     return loss
 

@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from pathlib import Path
 
 import pytest
 
 from recipes import rl_openrl_client
 from recipes.kit.server import local_server
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-
 pytestmark = pytest.mark.slow
 
 
 def recipe(name, *arguments, **environment):
     return subprocess.run(
-        [sys.executable, RECIPES / name, *map(str, arguments)],
+        [sys.executable, "-m", f"recipes.{name}", *map(str, arguments)],
         env={**os.environ, "TINKER_TELEMETRY": "0", "TINKER_API_KEY": "tml-test", **environment},
         capture_output=True,
         text=True,
@@ -31,7 +28,7 @@ def recipe(name, *arguments, **environment):
 
 
 def test_the_demo_starts_a_server_trains_and_leaves_its_files(tmp_path):
-    ran = recipe("demo.py", "--steps", 2, "--jobs", 2, "--output", tmp_path)
+    ran = recipe("demo", "--steps", 2, "--jobs", 2, "--output", tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert sorted((each["learning_rate"], each["step"]) for each in steps) == [
@@ -45,7 +42,7 @@ def test_the_demo_starts_a_server_trains_and_leaves_its_files(tmp_path):
 
 def test_the_demo_ends_on_sigterm_with_its_server(tmp_path):
     """Behind a shell that ignores SIGINT for it, as `make demo &` in a script does."""
-    command = [sys.executable, RECIPES / "demo.py", "--steps", "99999", "--output", tmp_path]
+    command = [sys.executable, "-m", "recipes.demo", "--steps", "99999", "--output", tmp_path]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -67,7 +64,7 @@ def test_the_demo_ends_on_sigterm_with_its_server(tmp_path):
 
 
 def test_the_demo_says_when_there_is_no_server(tmp_path):
-    ran = recipe("demo.py", "--base-url", "http://127.0.0.1:9", "--output", tmp_path)
+    ran = recipe("demo", "--base-url", "http://127.0.0.1:9", "--output", tmp_path)
     assert ran.returncode == 1
     assert "no server answers at http://127.0.0.1:9" in ran.stdout
 
@@ -76,7 +73,7 @@ async def test_the_small_loops_run(tmp_path, capsys):
     async with local_server(tmp_path) as server:
         await rl_openrl_client.main(server.url, steps=2)
         assert "step 2: reward 0." in capsys.readouterr().out
-        ran = await asyncio.to_thread(recipe, "sft_tinker.py", TINKER_BASE_URL=server.url)
+        ran = await asyncio.to_thread(recipe, "sft_tinker", TINKER_BASE_URL=server.url)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\S+) a token", ran.stdout)]
     assert len(losses) == 20
