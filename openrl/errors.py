@@ -135,6 +135,11 @@ def copied(error: OpenRLError) -> OpenRLError:
     return fresh
 
 
+def in_words(error: BaseException) -> str:
+    """Ours speak for themselves."""
+    return str(error) if isinstance(error, OpenRLError) else f"{type(error).__name__}: {error}"
+
+
 def blamed_on_engine(error: Exception) -> OpenRLError:
     """What to tell the callers whose work an engine was at when it raised `error`."""
     match error:
@@ -143,4 +148,4 @@ def blamed_on_engine(error: Exception) -> OpenRLError:
         case MemoryError():
             return OutOfMemory("the engine ran out of memory: send smaller requests")
         case _:
-            return ServerError(f"the engine failed: {type(error).__name__}: {error}")
+            return ServerError(f"the engine failed: {in_words(error)}")

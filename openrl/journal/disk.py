@@ -7,8 +7,10 @@ import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from openrl.actors import Tasks
+from openrl.errors import ServerError, Unavailable
 from openrl.journal.cleaning import Cleaner
 from openrl.journal.encoding import pack
 from openrl.journal.files import FileOperations, LocalFiles
@@ -53,6 +55,8 @@ class DiskJournal:
         self._last_fsync_seconds = 0.0
         self._durable_lsn = index.next_lsn
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._failure: ServerError | None = None
+        self._failed = asyncio.Event()
         self._cleaning = asyncio.Lock()
         self._tasks = Tasks(lambda name, error: None)
         last = max(contents.files, key=lambda file: file.name.number, default=None)
@@ -64,6 +68,7 @@ class DiskJournal:
             index.next_lsn,
             {n: lane.count for n, lane in index.lanes.items() if not lane.end and lane.count},
             self._on_written,
+            self._fail,
             pauses,
         )
         self._cleaner = Cleaner(
@@ -113,6 +118,8 @@ class DiskJournal:
 
     @property
     def trouble(self) -> str | None:
+        if self._failure is not None:
+            return self._failure.message
         if self._writer.trouble is not None:
             return self._writer.trouble
         if self._index.live > self._max_bytes:
@@ -160,9 +167,16 @@ class DiskJournal:
     async def flushed(self) -> None:
         if self._durable >= self._told:
             return
+        if self._failure is not None:
+            raise _not_durable(self._failure)
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append((self._told, waiter))
         await waiter
+
+    async def lost(self) -> NoReturn:
+        await self._failed.wait()
+        assert self._failure is not None
+        raise self._failure
 
     def size_of(self, model_id: ModelId) -> int:
         lane = self._index.lanes.get(model_id)
@@ -226,7 +240,24 @@ class DiskJournal:
         self._unflushed += sum(item.entry.size for item in items)
         self._writer.append(items)
 
+    def _fail(self, error: Exception) -> None:
+        """What is not durable now will not be. Whoever waits for it is told."""
+        cause = f"{type(error).__name__}: {error}"
+        self._failure = ServerError(f"the journal's writer has failed: {cause}")
+        self._failed.set()
+        while self._waiters:
+            _, waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_exception(_not_durable(self._failure))
+
     def _on_written(self, written: Written) -> None:
+        try:
+            self._land(written)
+        except Exception as error:  # what is told as durable must be known to be
+            log.exception("the journal's index failed")
+            self._fail(error)
+
+    def _land(self, written: Written) -> None:
         self._fsyncs += 1
         self._last_fsync_seconds = written.seconds
         segment = self._home(written)
@@ -259,3 +290,7 @@ class DiskJournal:
             await self.flushed()
             if self._active == active.number:
                 self._active = None
+
+
+def _not_durable(failure: ServerError) -> Unavailable:
+    return Unavailable(f"{failure.message}; send it again to the next process", retry_after=5.0)

@@ -7,9 +7,10 @@ appended so far is durable. All is called on the event loop.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from openrl.types import ModelId, Outcome, RequestId, Work
 
@@ -60,7 +61,13 @@ class Journal(Protocol):
         """Their answers are no longer kept."""
         ...
 
-    async def flushed(self) -> None: ...
+    async def flushed(self) -> None:
+        """Raises `Unavailable` when it has failed for good."""
+        ...
+
+    async def lost(self) -> NoReturn:
+        """Raises `ServerError` when it has failed for good: nothing more will be durable."""
+        ...
 
     async def clean(self) -> None:
         """Makes room, and erases models that have ended."""
@@ -108,6 +115,10 @@ class NullJournal:
 
     async def flushed(self) -> None:
         pass
+
+    async def lost(self) -> NoReturn:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("nobody sets it")
 
     async def clean(self) -> None:
         pass

@@ -16,11 +16,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from openrl.journal.files import FileOperations
 from openrl.journal.lanes import Entry
 from openrl.journal.records import Buffer, Header, Kind, frame
 from openrl.journal.segments import Opening, SegmentName, durable_record, opening_record
+
+T = TypeVar("T")
 
 log = logging.getLogger("openrl")
 
@@ -62,8 +65,9 @@ class _Open:
 
 class Writer:
     """`last`: the number and size of the segment that was written before. `lsn`: the next new
-    record's; `census`: how many records each living lane has on disk. `on_written` is called on
-    the loop, in the order of writing. `pauses`: the first and the longest between attempts."""
+    record's; `census`: how many records each living lane has on disk. Called on the loop are
+    `on_written`, in the order of writing, and `on_failed`, when nothing more will be written.
+    `pauses`: the first and the longest between attempts."""
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Writer:
         lsn: int,
         census: Mapping[str, int],
         on_written: Callable[[Written], None],
+        on_failed: Callable[[Exception], None],
         pauses: tuple[float, float] = (0.05, 5.0),
     ) -> None:
         self.trouble: str | None = None
@@ -86,6 +91,7 @@ class Writer:
         self._census = dict(census)
         self._pauses = pauses
         self._on_written = on_written
+        self._on_failed = on_failed
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Item] = deque()
         self._wake = threading.Condition()
@@ -126,9 +132,9 @@ class Writer:
                     break
             if self._open is not None:
                 self._give_up(self._open)
-        except Exception:
-            self.trouble = "the journal cannot write: its writer failed (see the log)"
+        except Exception as error:  # a defect of ours, or of the machine
             log.exception("the journal's writer failed")
+            self._on_loop(self._on_failed, error)
 
     def _next_batch(self) -> list[Item]:
         """Empty at the end alone."""
@@ -149,7 +155,7 @@ class Writer:
                 self._in_trouble(error)
             else:
                 self._out_of_trouble()
-                self._tell(written)
+                self._on_loop(self._on_written, written)
                 return True
             if self._closing:
                 return False
@@ -254,9 +260,9 @@ class Writer:
             log.info("the journal writes again")
         self.trouble = None
 
-    def _tell(self, written: Written) -> None:
+    def _on_loop(self, callback: Callable[[T], None], what: T) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._on_written, written)
+            self._loop.call_soon_threadsafe(callback, what)
         except RuntimeError:  # the loop is closed: nobody waits any more
             log.debug("the journal's loop is closed")
 

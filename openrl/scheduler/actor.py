@@ -23,7 +23,7 @@ from openrl.checkpoints import CheckpointStore
 from openrl.config import JournalConfig, SchedulerConfig
 from openrl.engines.base import Engine, LoadProgress
 from openrl.errors import Cancelled as CancelledError
-from openrl.errors import EngineDied, OpenRLError, ServerError, Unavailable
+from openrl.errors import EngineDied, OpenRLError, ServerError, Unavailable, in_words
 from openrl.futures import Futures
 from openrl.journal import NOTHING, Journal, Recovered
 from openrl.scheduler.closing import ended_by
@@ -102,6 +102,7 @@ class EngineActor:
         replay = revive(self._parts, recovered, self.post, self.submit)
         self._tasks.spawn(self._loop(), "scheduler")
         self._tasks.spawn(self._load(replay), "load")
+        self._tasks.spawn(self._parts.journal.lost(), "journal")
 
     async def loaded(self) -> None:
         """Returns when the base models are there. Raises what kept them from being."""
@@ -276,17 +277,16 @@ class EngineActor:
             failed = "the models of an earlier process could not be made again"
             await replay.run()
         except Exception as error:  # whatever it is, everyone who waits is told
-            ours = isinstance(error, OpenRLError)
-            cause = str(error) if ours else f"{type(error).__name__}: {error}"
-            log.error("%s: %s", failed, cause, exc_info=None if ours else error)
-            self._stop(ServerError(f"{failed}: {cause}"))
+            known = isinstance(error, OpenRLError)
+            log.error("%s: %s", failed, in_words(error), exc_info=None if known else error)
+            self._stop(ServerError(f"{failed}: {in_words(error)}"))
             return
         self._loading.succeed()
         self.post(EngineReady(capacity))
 
     def _task_died(self, name: str, error: BaseException) -> None:
-        """A defect of ours. The core may be broken too, so nobody asks it."""
-        self._stop(ServerError(f"{name} stopped: {type(error).__name__}: {error}"))
+        """A defect of ours, or the journal is lost. The core may be broken, so nobody asks it."""
+        self._stop(ServerError(f"{name} stopped: {in_words(error)}"))
 
     def _stop(self, error: OpenRLError) -> None:
         """Nothing runs any more. What is journalled goes on with the next process, and so do

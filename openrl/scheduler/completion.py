@@ -6,18 +6,22 @@ Samples are not journalled, and their answers wait for no disk.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from openrl.actors import Tasks
 from openrl.catalogue import Flushing
+from openrl.errors import Unavailable
 from openrl.futures import Futures
 from openrl.journal import Journal
 from openrl.scheduler.closing import ended_by
 from openrl.scheduler.metering import Meter
 from openrl.scheduler.snapshots import Snapshots
 from openrl.types import ModelId, Outcome, RequestId, Sample, Work
+
+log = logging.getLogger("openrl")
 
 AT_ONCE = 8
 """A decode slice may end hundreds of requests, and each wakes a poll that encodes and writes:
@@ -78,7 +82,8 @@ class Completion:
             self._running[name] = self._tasks.spawn(job(), name)
 
     async def _flush(self) -> None:
-        """Ends when nothing is left; what is settled meanwhile has a flush of its own."""
+        """Ends when nothing is left; what is settled meanwhile has a flush of its own. What a
+        journal that has failed does not take is for the next process."""
         try:
             while self._written:
                 count = len(self._written)
@@ -88,6 +93,8 @@ class Completion:
                 for _ in range(count):
                     self._durable.append(self._written.popleft())
                 self._see_to("hand out", self._hand_out)
+        except Unavailable as error:
+            log.error("%d answers are not given: %s", len(self._written), error.message)
         finally:
             del self._running["settle"]
 

@@ -30,7 +30,7 @@ from openrl.engines.base import (
     TrainReport,
     Written,
 )
-from openrl.errors import Diverged
+from openrl.errors import Diverged, Unavailable
 from openrl.journal import Journal
 from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.pins import Pin, Pins
@@ -244,7 +244,10 @@ class Snapshots:
             self._tasks.spawn(self._deleted(paths), "deleting snapshots")
 
     async def _deleted(self, paths: Iterable[Path]) -> None:
-        await self._journal.flushed()
+        try:
+            await self._journal.flushed()
+        except Unavailable:
+            return  # what would not need them is not durable
         for path in paths:
             await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
 

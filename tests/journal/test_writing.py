@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.journal import FaultyFiles, Story, failing, opened, seen, segments, work
 
-from openrl.errors import UserError
+from openrl.errors import ServerError, Unavailable, UserError
 from openrl.journal import DiskJournal
 
 A = "s:train:0"
@@ -167,3 +167,31 @@ async def test_a_path_that_is_a_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "journal").write_text("")
     with pytest.raises(UserError, match="journal cannot be opened"):
         await DiskJournal.open(tmp_path / "journal")
+
+
+def broken(name: str) -> None:
+    """What no disk does: a defect."""
+    if name == "write":
+        raise RuntimeError("a bolt fell off")
+
+
+async def test_a_writer_that_fails_says_so_to_all_who_wait(tmp_path: Path) -> None:
+    files = FaultyFiles()
+    journal, _ = await DiskJournal.open(tmp_path, files=files)
+    story = Story(journal)
+    story.create(A)
+    await journal.flushed()
+    durable = story.now
+    files.before = broken
+    story.accept(work(A, 1))
+    async with asyncio.timeout(SECONDS):
+        told = await asyncio.gather(journal.flushed(), journal.flushed(), return_exceptions=True)
+        assert [type(each) for each in told] == [Unavailable, Unavailable]
+        with pytest.raises(ServerError, match="writer has failed: RuntimeError: a bolt fell off"):
+            await journal.lost()
+    assert "a bolt fell off" in str(journal.trouble)
+    with pytest.raises(Unavailable, match="send it again"):
+        await journal.flushed()
+    await journal.clean()
+    await journal.aclose()
+    assert seen(opened(tmp_path)) == durable

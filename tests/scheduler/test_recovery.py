@@ -525,6 +525,32 @@ async def test_while_the_disk_is_full_training_is_not_taken_and_samples_are(
         )
 
 
+async def test_a_journal_that_fails_stops_the_node_and_the_next_goes_on(tmp_path: Path) -> None:
+    """Nothing is acknowledged that is not durable; what was is done by the next process."""
+    files = FaultyFiles()
+    async with lasting(tmp_path / "a", files=files) as whole:
+        await whole.model(LANE)
+        await whole.does(LANE, batch(0))
+
+        def broken(name: str) -> None:
+            raise RuntimeError("a bolt fell off")
+
+        files.before = broken
+        with pytest.raises(Unavailable, match="send it again to the next process"):
+            await whole.send(LANE, STEP)
+        with pytest.raises(ServerError, match="writer has failed: RuntimeError: a bolt fell off"):
+            await whole.actor.lost()
+        with pytest.raises(Unavailable, match="a bolt fell off"):
+            await whole.send(LANE, batch(1))
+        assert not whole.actor.ready
+    async with lasting(tmp_path / "a") as second:
+        goes_on(second, 1)
+        await second.does(LANE, STEP)
+        np.testing.assert_array_equal(
+            await second.logprobs(LANE), await undisturbed(tmp_path / "c", 1)
+        )
+
+
 async def test_after_a_drain_nothing_is_done_again(tmp_path: Path) -> None:
     passes: list[Pass] = []
     async with lasting(tmp_path / "a", SELDOM) as first:
