@@ -140,6 +140,10 @@ class DiskJournal:
         if not isinstance(work.operation, Sample):
             self._append(self._of(Kind.STARTED, work))
 
+    def redoing(self, model_id: ModelId, request_id: RequestId | None) -> None:
+        at = self._index.next_lsn
+        self._append(Header(Kind.REDOING, at, model_id, request_id=request_id or ""))
+
     def committed(self, work: Work, outcome: Outcome) -> None:
         if isinstance(work.operation, Sample):
             return

@@ -13,6 +13,7 @@ one by the snapshot, which says which of those before it were `kept`.
 from __future__ import annotations
 
 from collections.abc import Collection
+from sys import maxsize
 
 from openrl.journal.lanes import Entry, Lane, Segment
 from openrl.journal.records import Header, Kind
@@ -46,6 +47,8 @@ class Index:
                 self._accepted(lane, entry)
             case Kind.STARTED:
                 self._started(lane, entry)
+            case Kind.REDOING:
+                self._redoing(lane, entry)
             case Kind.COMMITTED:
                 self._committed(lane, entry)
             case Kind.SNAPSHOT:
@@ -154,6 +157,27 @@ class Index:
             lane.started.setdefault(entry.header.request_id, []).append(entry)
             self._hold(entry)
 
+    def _redoing(self, lane: Lane, entry: Entry) -> None:
+        """A start that has come so far has survived what it did before. The newest stays, lest
+        those that it has cleared come back."""
+        request_id = entry.header.request_id
+        if lane.end is not None:
+            return
+        self._hold(entry)
+        if request_id:
+            self._survived(lane, lane.turn(request_id) - 1)
+            lane.redoing.setdefault(request_id, []).append(entry)
+        else:
+            self._survived(lane, maxsize)
+            if lane.redone is not None:
+                self._release(lane.redone)
+            lane.redone = entry
+
+    def _survived(self, lane: Lane, turn: int) -> None:
+        for request_id in [each for each in lane.redoing if lane.turn(each) <= turn]:
+            for attempt in lane.redoing.pop(request_id):
+                self._release(attempt)
+
     def _committed(self, lane: Lane, entry: Entry) -> None:
         request_id = entry.header.request_id
         self.answers[request_id] = lane.answers[request_id] = entry
@@ -181,6 +205,7 @@ class Index:
         for request_id, work in list(lane.accepted.items()):
             if work.header.count < header.position_count and work.header.count not in kept:
                 self._leave(lane, lane.accepted, request_id)
+        self._survived(lane, 0)  # what it includes has no other turn any more
         if lane.snapshot is not None:
             self._release(lane.snapshot)
         lane.snapshot = entry
@@ -190,9 +215,10 @@ class Index:
     def _ended(self, lane: Lane, entry: Entry) -> None:
         if lane.end is not None:
             return
-        for held in (lane.created, lane.snapshot, lane.damage):
+        for held in (lane.created, lane.snapshot, lane.damage, lane.redone):
             if held is not None:
                 self._release(held)
+        self._survived(lane, maxsize)
         for entries in (lane.accepted, lane.committed):
             for request_id in list(entries):
                 self._leave(lane, entries, request_id)
@@ -200,7 +226,7 @@ class Index:
             for attempt in attempts:
                 self._release(attempt)
         lane.started.clear()
-        lane.creation = lane.created = lane.snapshot = lane.damage = None
+        lane.creation = lane.created = lane.snapshot = lane.damage = lane.redone = None
         lane.end = entry
         self._hold(entry)
         for segment in self.segments.values():

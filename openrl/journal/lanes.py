@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from sys import maxsize
 
 from openrl.journal.records import Header
 from openrl.types import ModelId
@@ -41,8 +42,9 @@ class Segment:
 @dataclass(slots=True, eq=False)
 class Lane:
     """`accepted` works without an outcome or to be replayed; `committed` outcomes to be replayed,
-    in order; `bytes` of both. `started`: the attempts at works without an outcome. `answers`: the
-    outcomes that are kept. A lane with an `end` needs nothing else."""
+    in order; `bytes` of both. `started`: the attempts at works without an outcome; `redoing`: at
+    doing again what has one, of starts that ended in them; `redone`: the last start that did not.
+    `answers`: the outcomes that are kept. A lane with an `end` needs nothing else."""
 
     model_id: ModelId
     owner: str = ""
@@ -53,11 +55,21 @@ class Lane:
     accepted: dict[str, Entry] = field(default_factory=dict)
     committed: dict[str, Entry] = field(default_factory=dict)
     started: dict[str, list[Entry]] = field(default_factory=dict)
+    redoing: dict[str, list[Entry]] = field(default_factory=dict)
+    redone: Entry | None = None
     answers: dict[str, Entry] = field(default_factory=dict)
     end: Entry | None = None
     count: int = 0
     last_seq: int = 0
     bytes: int = 0
+
+    def turn(self, request_id: str) -> int:
+        """Orders what a start does with the model: it is made or restored, then does again what has
+        an outcome, then what has none yet."""
+        if (outcome := self.committed.get(request_id)) is not None:
+            return outcome.header.lsn
+        makes = self.created is not None and self.created.header.request_id == request_id
+        return maxsize if request_id in self.accepted and not makes else 0
 
     @property
     def failed(self) -> bool:

@@ -46,6 +46,12 @@ class Journal(Protocol):
         """The engine has begun with it: what is found without an outcome was interrupted."""
         ...
 
+    def redoing(self, model_id: ModelId, request_id: RequestId | None) -> None:
+        """At a start, before the engine is given it again; None: the model is what it was. What
+        makes the model, or the position of its snapshot, comes first. A start that ended in one
+        is told from those that went on."""
+        ...
+
     def committed(self, work: Work, outcome: Outcome) -> None: ...
 
     def snapshot(self, model_id: ModelId, position: RequestId, name: str) -> None:
@@ -99,6 +105,9 @@ class NullJournal:
         pass
 
     def started(self, work: Work) -> None:
+        pass
+
+    def redoing(self, model_id: ModelId, request_id: RequestId | None) -> None:
         pass
 
     def committed(self, work: Work, outcome: Outcome) -> None:

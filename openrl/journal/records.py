@@ -34,6 +34,7 @@ class Kind(StrEnum):
     ACCEPTED = "accepted"
     STARTED = "started"
     COMMITTED = "committed"
+    REDOING = "redoing"  # at a start; without a request: the model is what it was
     SNAPSHOT = "snapshot"
     ENDED = "ended"
     DAMAGED = "damaged"  # found to be at a start: `name` says how

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from openrl.errors import ServerError
@@ -68,7 +68,8 @@ class Payloads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """`answers` in the order of commit. `attempts`: how often a pending request was `started`.
+    """`answers` in the order of commit. `attempts`: how often a pending request was `started`;
+    `deaths`: how often a start ended when it was doing again what has an outcome.
     `damage`: what was lost that may have been of no model that is still here."""
 
     models: tuple[RecoveredModel, ...]
@@ -76,6 +77,7 @@ class Recovered:
     attempts: Mapping[RequestId, int]
     damage: str | None
     payloads: Payloads
+    deaths: Mapping[RequestId, int] = field(default_factory=dict)
 
     def work(self, request_id: RequestId) -> Work:
         """Read from disk at each call. Raises `ServerError` when it cannot be read."""

@@ -94,6 +94,11 @@ def recover(directory: Path, files: FileOperations, contents: Contents) -> tuple
         },
         damage=damage.elsewhere(),
         payloads=payloads,
+        deaths={
+            RequestId(request_id): len(attempts)
+            for lane in living
+            for request_id, attempts in lane.redoing.items()
+        },
     )
     return index, recovered
 

@@ -119,3 +119,43 @@ async def test_nobody_else_can_read_it(tmp_path: Path) -> None:
     await journal.aclose()
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o700
     assert [path.stat().st_mode & 0o777 for path in segments(tmp_path / "journal")] == [0o600]
+
+
+async def test_what_starts_ended_in_is_told_until_one_goes_on(tmp_path: Path) -> None:
+    """Each start makes the model first, then does again what has an outcome, in its order."""
+    journal, _ = await DiskJournal.open(tmp_path, segment_bytes=256)
+    await begin(journal, A)
+    for seq in (1, 2, 3):
+        journal.accepted(work(A, seq))
+        journal.committed(work(A, seq), stepped(seq))
+    await journal.aclose()
+
+    async def start(*done: int | None) -> dict[str, int]:
+        """Does those again and ends; how often starts have ended in what, for the next."""
+        journal, _ = await DiskJournal.open(tmp_path, segment_bytes=256)
+        for seq in done:
+            request_id = None if seq is None else RequestId(f"{A}:{seq}")
+            journal.redoing(ModelId(A), request_id)
+        await journal.flushed()
+        await journal.clean()
+        await journal.aclose()
+        journal, recovered = await DiskJournal.open(tmp_path, segment_bytes=256)
+        await journal.aclose()
+        return {name.removeprefix(f"{A}:"): n for name, n in recovered.deaths.items()}
+
+    assert await start(0) == {"0": 1}
+    assert await start(0, 1, 2) == {"2": 1}
+    assert await start(0, 1, 2) == {"2": 2}
+    assert await start(0, 1) == {"1": 1, "2": 2}
+    assert await start(0, 1, 2, 3) == {"3": 1}
+    assert await start(0) == {"0": 1, "3": 1}
+    assert await start(0, 1, 2, 3, None) == {}
+    for _ in range(3):
+        assert await start() == {}
+    assert await start(0, 1, 2, 3) == {"3": 1}
+    journal, _ = await DiskJournal.open(tmp_path, segment_bytes=256)
+    journal.snapshot(ModelId(A), RequestId(f"{A}:3"), "all")
+    await journal.aclose()
+    assert await start() == {}
+    assert await start(3) == {"3": 1}
+    assert await start(3, None) == {}

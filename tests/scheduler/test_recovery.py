@@ -465,6 +465,48 @@ async def test_a_request_that_ends_the_process_each_time_fails_at_last(tmp_path:
         await last.does(lane, STEP, seq=2)
 
 
+async def test_what_ends_each_start_when_it_is_done_again_stops_its_model_alone(
+    tmp_path: Path,
+) -> None:
+    """And nobody stops with it who shared its passes, or was killed as often by something else."""
+    data, poison = tmp_path / "0", RequestId("t:train:0:1")
+    async with lasting(data, securing=SELDOM) as first:
+        for lane in (LANE, "t:train:0"):
+            await first.model(lane)
+            await steps(first, 0, 3, lane)
+        expected = await first.logprobs(LANE)
+
+    companies: list[int] = []
+
+    def dies(work: Pass) -> None:
+        if isinstance(work, TrainPass):
+            companies.append(len({piece.model_id for piece in work.pieces}))
+            if poison in {piece.request_id for piece in work.pieces}:
+                raise EngineDied("the device fell off the bus")
+
+    def engine() -> FakeEngine:
+        return FakeEngine([BASE], vocab_size=64, context_length=64, before=dies)
+
+    for _ in range(3):
+        async with lasting(data, engine=engine(), securing=SELDOM) as whole:
+            with pytest.raises(ServerError, match="could not be made again: the device fell"):
+                await whole.actor.lost()
+    assert companies[0] == 2, "at first nobody is suspect"
+    assert set(companies[1:]) == {1}
+    for life in range(4):  # and each ends in a kill, when nothing is done again any more
+        async with lasting(data, engine=engine(), securing=SELDOM) as whole:
+            await whole.actor.loaded()
+            await whole.actor._parts.journal.flushed()
+            data = image(data, tmp_path / f"killed {life}")
+    async with lasting(data, engine=engine(), securing=SELDOM) as last:
+        goes_on(last, 6)
+        np.testing.assert_array_equal(await last.logprobs(LANE), expected)
+        failed = await last.fails("t:train:0", STEP, seq=7)
+        assert (
+            f"ended 3 times while it did {poison} again; make a new model" in failed.error.message
+        )
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 - the condition is the server's, and tells nobody

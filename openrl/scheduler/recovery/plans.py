@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from openrl.engines.snapshots import whole
 from openrl.errors import OpenRLError, ServerError, UserError
 from openrl.journal import Executed, Recovered, RecoveredModel
 from openrl.scheduler.closing import damaged, not_created, unloaded
@@ -22,6 +21,7 @@ from openrl.scheduler.core.events import Event, LaneOpened, LanePaused, SeqConsu
 from openrl.scheduler.models import Model
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import Pending, training_pending
+from openrl.scheduler.recovery.beginnings import beginning
 from openrl.scheduler.recovery.versions import Versions
 from openrl.types import (
     CreateModel,
@@ -39,7 +39,8 @@ from openrl.types import (
 log = logging.getLogger("openrl")
 
 ATTEMPTS = 3
-"""A request that the engine was at when so many processes ended is taken to have ended them."""
+"""A request that the engine was at when so many processes ended is taken to have ended them; so is
+one that was being done again when so many starts ended, and its model is stopped."""
 
 _PINS = SaveWeightsForSampler.__name__
 
@@ -47,7 +48,8 @@ _PINS = SaveWeightsForSampler.__name__
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a model becomes what it was: from `snapshot`, or made anew by `creation`; then `todo`
-    is done again, as far as it changed the model or pinned one of `versions`."""
+    is done again, as far as it changed the model or pinned one of `versions`. `deaths`: how many
+    starts in a row have ended in it."""
 
     model: Model
     creation: Work
@@ -55,6 +57,7 @@ class Plan:
     position: RequestId
     todo: tuple[Executed, ...]
     versions: frozenset[VersionId]
+    deaths: int
 
 
 @dataclass(slots=True)
@@ -223,20 +226,21 @@ class Recovery:
             for index, each in enumerate(one.executed)
             if VersionId(each.request_id) in samplers and self._pins(each)
         }
-        directory, index = self._start(one, pinned)
+        directory, index = beginning(one, pinned, self._snapshots, self._versions.durable)
         later = {version for version, at in pinned.items() if at > index}
         begun = [each for each in one.pending if VersionId(each) in samplers]
         later |= set(map(VersionId, begun))
         missing = frozenset(v for v in later if not self._versions.durable(v))
-        self._versions.expect(model, missing)
         position = one.executed[index].request_id if index >= 0 else _before(one, creation)
-        if directory is not None and (one.snapshot is None or directory.name != one.snapshot.name):
-            self._snapshots.counts(one.model_id, position, directory)
-        self._snapshots.delete(p for p in self._snapshots.of(one.model_id) if p != directory)
         # Of a save that was cut short after its row was there, samplers may have read: it is
         # pinned now, and answered in its turn.
         todo = one.executed[index + 1 :] + tuple(Executed(each, _PINS, False) for each in begun)
-        return Plan(model, creation, directory, position, todo, missing)
+        deaths = self._deaths([position, *(each.request_id for each in todo)])
+        self._versions.expect(model, missing)
+        if directory is not None and (one.snapshot is None or directory.name != one.snapshot.name):
+            self._snapshots.counts(one.model_id, position, directory)
+        self._snapshots.delete(p for p in self._snapshots.of(one.model_id) if p != directory)
+        return Plan(model, creation, directory, position, todo, missing, deaths)
 
     def _pins(self, each: Executed) -> bool:
         if each.failed or each.operation != _PINS:
@@ -244,31 +248,14 @@ class Recovery:
         outcome = self._recovered.outcome(each.request_id)
         return isinstance(outcome, SamplerWeightsSaved) and outcome.path is None
 
-    def _start(self, one: RecoveredModel, pinned: dict[VersionId, int]) -> tuple[Path | None, int]:
-        """The newest snapshot that is whole, and the index of the last operation in it: -1 for
-        the one that the journal knows, or none at all."""
-        for index, path in self._candidates(one):
-            before = [version for version, at in pinned.items() if at <= index]
-            if whole(path) and all(map(self._versions.durable, before)):
-                return path, index
-        if one.snapshot is not None:
-            raise ServerError(f"its snapshot {one.snapshot.name} is not whole")
-        return None, -1
-
-    def _candidates(self, one: RecoveredModel) -> Iterator[tuple[int, Path]]:
-        """Newest first. One that was written but not noted in the journal is as good."""
-        places = {each.request_id: i for i, each in enumerate(one.executed)}
-        if one.snapshot is None:
-            places[RequestId(f"{one.model_id}:0")] = -1
-        known = one.snapshot.name if one.snapshot is not None else None
-        found = []
-        for path in self._snapshots.of(one.model_id):
-            position = RequestId(f"{one.model_id}:{path.name.partition('-')[0]}")
-            if path.name == known:
-                found.append((-1, path))
-            elif position in places:
-                found.append((places[position], path))
-        yield from sorted(found, key=lambda each: each[0], reverse=True)
+    def _deaths(self, requests: Iterable[RequestId]) -> int:
+        """In the worst of them. It has succeeded, so that it can be neither failed nor left out:
+        raises `ServerError` when it has ended so many starts that the model must stop."""
+        counts = {each: self._recovered.deaths.get(each, 0) for each in requests}
+        worst = max(counts, key=lambda each: counts[each])
+        if counts[worst] >= ATTEMPTS:
+            raise ServerError(f"the server ended {ATTEMPTS} times while it did {worst} again")
+        return counts[worst]
 
 
 def _first_open(one: RecoveredModel) -> int:

@@ -3,7 +3,8 @@
 From its snapshot, or from its creation, each model does again what had succeeded after it, with
 the same atoms; a failed operation stays failed, and only a step that dropped its gradient does so
 again. Nothing here makes an answer: those were given. Models go side by side, so that their passes
-are fused as they would be otherwise.
+are fused as they would be otherwise. Those in which earlier starts have ended come last and each
+alone, the most suspect first: should another of them end this one, the others are not blamed again.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from openrl.types import (
     OptimStep,
     OptimStepDone,
     Outcome,
+    RequestId,
     SaveWeightsForSampler,
     VersionId,
     Work,
@@ -59,11 +61,13 @@ _AGAIN = ("ForwardBackward", "OptimStep", "LoadWeights", "SaveWeightsForSampler"
 
 @dataclass(slots=True)
 class _Course:
-    """One model on its way; `left` are the works it does again, one at a time."""
+    """One model on its way; `left` are the works it does again, one at a time, `at` what the engine
+    was given last."""
 
     plan: Plan
     weights: WeightsKey
     left: Iterator[Work]
+    at: RequestId | None = None
 
     @property
     def model_id(self) -> ModelId:
@@ -84,12 +88,14 @@ class Replay:
         self._snapshots = parts.snapshots
         self._models = parts.models
         self._catalogue = parts.catalogue
+        self._journal = parts.journal
         self._post = post
         self._progressed = parts.loading.progressed
         self._pass_tokens = parts.config.pass_tokens
         self._total = sum(1 + len(plan.todo) for plan in plans)
         self._done = 0
-        self._courses = {plan.model.model_id: self._course(plan) for plan in plans}
+        self._plans = plans
+        self._courses: dict[ModelId, _Course] = {}  # those on their way
 
     def _course(self, plan: Plan) -> _Course:
         weights = self._models.weights_of(plan.model.model_id)
@@ -97,6 +103,12 @@ class Replay:
 
     async def run(self) -> None:
         """Raises `EngineDied`. A model that cannot become what it was is stopped alone."""
+        suspects = sorted((p for p in self._plans if p.deaths), key=lambda plan: -plan.deaths)
+        for together in ([p for p in self._plans if not p.deaths], *([plan] for plan in suspects)):
+            await self._side_by_side(together)
+
+    async def _side_by_side(self, plans: Iterable[Plan]) -> None:
+        self._courses = {plan.model.model_id: self._course(plan) for plan in plans}
         for course in tuple(self._courses.values()):
             await self._begin(course)
         while heads := list(self._heads()):
@@ -118,6 +130,7 @@ class Replay:
                 continue
             if work is None:
                 del self._courses[course.model_id]
+                self._journal.redoing(course.model_id, None)
             else:
                 yield course, work
 
@@ -141,6 +154,13 @@ class Replay:
         outcome = self._recovered.outcome(each.request_id)
         return each.operation == "OptimStep" and changed_by_step(outcome)
 
+    def _note(self, model_id: ModelId, request_id: RequestId) -> None:
+        """Should the process end in the next pass, this is what it may have ended of."""
+        course = self._courses.get(model_id)
+        if course is not None and course.at != request_id:
+            course.at = request_id
+            self._journal.redoing(model_id, request_id)
+
     def _tell(self, plan: Plan) -> None:
         self._done += 1
         weights = self._models.weights_of(plan.model.model_id)
@@ -157,7 +177,7 @@ class Replay:
         except OpenRLError as error:
             self._stop(course.model_id, error)
             return
-        if await self._obeyed(course, control):
+        if await self._obeyed(course, control, plan.position):
             self._snapshots.reached(course.model_id, plan.position)
 
     async def _beginning(self, plan: Plan) -> Control:
@@ -173,6 +193,8 @@ class Replay:
         pieces = [piece for course, work in heads for piece in self._pieces(course, work)]
         for some in _passes(pieces, self._pass_tokens):
             work = TrainPass(weights, some)
+            for piece in some:
+                self._note(piece.model_id, piece.request_id)
             ran = await self._runner.execute(work)
             assert isinstance(ran.report, TrainReport)
             for piece, outcome in zip(some, ran.report.outcomes, strict=True):
@@ -195,6 +217,8 @@ class Replay:
         if not pieces:
             return
         work = OptimPass(weights, pieces)
+        for piece in pieces:
+            self._note(piece.model_id, piece.request_id)
         ran = await self._runner.execute(work)
         assert isinstance(ran.report, OptimReport)
         for piece, outcome in zip(pieces, ran.report.outcomes, strict=True):
@@ -217,16 +241,17 @@ class Replay:
                     self._stop(course.model_id, error)
                     return
                 assert isinstance(order, Order)
-                if await self._obeyed(course, order.control):
+                if await self._obeyed(course, order.control, work.request_id):
                     self._snapshots.reached(course.model_id, work.request_id)
                     await self._secure([course.model_id])
             case SaveWeightsForSampler():
-                await self._obeyed(course, PinVersion(course.model_id, VersionId(work.request_id)))
+                pin = PinVersion(course.model_id, VersionId(work.request_id))
+                await self._obeyed(course, pin, work.request_id)
             case _:
                 pass
 
-    async def _obeyed(self, course: _Course, control: Control) -> bool:
-        request_id = course.plan.creation.request_id
+    async def _obeyed(self, course: _Course, control: Control, request_id: RequestId) -> bool:
+        self._note(course.model_id, request_id)
         ran = await self._runner.execute(ControlPass(course.weights, request_id, control))
         assert isinstance(ran.report, ControlReport)
         if ran.report.error is not None:
