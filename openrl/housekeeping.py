@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -22,6 +23,7 @@ log = logging.getLogger("openrl")
 
 _EVERY_SECONDS = 10.0
 _CLEAN_EVERY_SECONDS = 60.0
+_COLLECT_EVERY_SECONDS = 600.0
 
 
 async def housekeeping(
@@ -34,6 +36,17 @@ async def housekeeping(
 async def clean(journal: Journal) -> None:
     """Runs until cancelled. By itself, since a disk that fails lets it wait."""
     await every(_CLEAN_EVERY_SECONDS, journal.clean)
+
+
+async def collect() -> None:
+    """Runs until cancelled. By its thresholds (see `server.keep_collections_short`) the collector
+    looks at the old after a hundred million objects: what cycles others leave would fill memory. It
+    costs a tenth of a second, now and then."""
+
+    async def collected() -> None:
+        gc.collect()
+
+    await every(_COLLECT_EVERY_SECONDS, collected)
 
 
 async def tidy(

@@ -35,7 +35,7 @@ from openrl.engines.fake import FakeEngine
 from openrl.engines.process import ProcessEngine
 from openrl.engines.pytorch.deferred import DeferredTorchEngine
 from openrl.futures import KEPT_BYTES, Futures
-from openrl.housekeeping import clean, housekeeping, sweep_strays, watch_over
+from openrl.housekeeping import clean, collect, housekeeping, sweep_strays, watch_over
 from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
@@ -170,6 +170,7 @@ async def _running(
         admission.end_finished_sessions()
         tasks.spawn(housekeeping(catalogue, store, futures, time.time), "housekeeping")
         tasks.spawn(clean(journal), "clean the journal")
+        tasks.spawn(collect(), "collect")
         tasks.spawn(
             watch_over(actor.backlog, admission, actor.leases, services, config.silence_seconds),
             "clients",

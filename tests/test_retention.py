@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,27 @@ async def test_what_is_held_does_not_depend_on_how_many_came(tmp_path: Path) -> 
         assert few["Session"] <= FEW + 1
         grown = {name: (few[name], n) for name, n in many.items() if n - few[name] >= SESSIONS / 2}
         assert not grown, "and more with each session"
+
+
+async def test_what_is_over_goes_without_the_collector(tmp_path: Path) -> None:
+    """It looks seldom, so that it never stops the event loop for long: a cycle stays for days."""
+    engine = FakeEngine([MODEL], before=falls_ill)
+    async with serving(tmp_path, engine=engine) as node:
+        await session(node, 0)
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(1, 4):
+                await session(node, number)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            ours = [type(each) for each in gc.garbage if type(each).__module__[:6] == "openrl"]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+        servers = Counter(each.__qualname__ for each in ours if "client" not in each.__module__)
+        assert not servers
 
 
 async def test_answers_that_are_kept_keep_nothing_alive(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _write(directory: Path, files: WriteFiles) -> int:
         path.chmod(0o600)
         _sync(path)
         stated[path.name] = {"bytes": path.stat().st_size, "crc32": _crc32(path)}
-    _write_manifest(directory, json.dumps({"files": stated}, indent=1))
+    _write_manifest(directory, json.dumps({"files": stated}))
     _sync(directory.parent)
     return sum(file["bytes"] for file in stated.values())
 

@@ -30,7 +30,8 @@ _order = count()
 class Share:
     """`tag` and `clock` are virtual seconds; `order` breaks ties: first come, first served.
     `users` counts the children that are `used`; the others are kept while their tags matter.
-    `path` is (node, parent) from here up to the root's child."""
+    `above` is (node, parent) from the parent up to the root's child: with the node itself in it
+    each would be a cycle, which only the collector forgets, and that looks seldom."""
 
     name: str
     parent: Share | None
@@ -44,7 +45,7 @@ class Share:
     fading: list[tuple[float, int, Share]] = field(default_factory=list)
     used: bool = False
     users: int = 0
-    path: tuple[tuple[Share, Share], ...] = ()
+    above: tuple[tuple[Share, Share], ...] = ()
 
     @property
     def key(self) -> tuple[float, int, Share]:
@@ -52,12 +53,17 @@ class Share:
 
     def __post_init__(self) -> None:
         if self.parent is not None:
-            self.path = ((self, self.parent), *self.parent.path)
+            self.above = self.parent.path
+
+    @property
+    def path(self) -> tuple[tuple[Share, Share], ...]:
+        """(node, parent) from here up to the root's child."""
+        return () if self.parent is None else ((self, self.parent), *self.above)
 
     @property
     def owner(self) -> Share:
         """The root's child above this leaf."""
-        return self.path[-1][0]
+        return self.above[-1][0] if self.above else self
 
     def child(self, name: str, weight: float = 1.0) -> Share:
         """The child of that name, made when it is not there."""
