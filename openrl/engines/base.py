@@ -5,8 +5,9 @@ are there), `load`, then `execute` for each pass, `close`. It never decides who 
 scheduler admits and preempts, the engine only executes and reports what it measured.
 
 A pass holds work of one kind, of any number of models over one set of base weights.
-Whatever goes wrong with one request is reported as that request's `Failed`; an engine
-raises only when it cannot go on at all.
+Whatever goes wrong with one request is reported as that request's `Failed`. An engine raises
+only when it could not begin: models and scratches are what they were before the pass, and the
+scheduler has each model's part of it run alone. `EngineDied` says that it cannot go on at all.
 """
 
 from __future__ import annotations

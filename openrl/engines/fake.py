@@ -90,7 +90,6 @@ class FakeEngine:
         self._before = before
         self._eos = (vocab_size - 1,)
         self._adapters: dict[ModelId, FakeAdapter] = {}
-        self._scratches: dict[RequestId, F64] = {}
         self._versions: dict[VersionId, F64] = {}
         self._rows: dict[RowId, Row] = {}
         self._snapshots = SnapshotWriter()
@@ -161,16 +160,12 @@ class FakeEngine:
     def _atom(self, piece: AtomPiece) -> ForwardBackwardOutput | Failed:
         try:
             adapter = self._adapter(piece.model_id)
+            begun = adapter.take_scratch(piece)
             output, grad_V = self._forward_backward(piece, adapter)
         except OpenRLError as error:
-            self._scratches.pop(piece.request_id, None)
             return Failed(error)
-        if not piece.forward_only:
-            scratch_V = self._scratches.pop(piece.request_id, np.zeros(self._vocab_size)) + grad_V
-            if piece.last:
-                adapter.accumulate(scratch_V)
-            else:
-                self._scratches[piece.request_id] = scratch_V
+        if not piece.forward_only and begun is not None:
+            adapter.add(piece, begun + grad_V)
         return output
 
     def _forward_backward(

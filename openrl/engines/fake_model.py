@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from openrl.engines.base import AtomPiece
 from openrl.errors import Diverged, UserError
-from openrl.types import AdamParams, Array, Datum, SamplingParams
+from openrl.types import AdamParams, Array, Datum, RequestId, SamplingParams
 
 F64 = NDArray[np.float64]
 
@@ -30,7 +31,8 @@ _SNAPSHOT = "job.safetensors"
 
 @dataclass(slots=True, eq=False)
 class FakeAdapter:
-    """`bias_V` and Adam's moments float64 [V]; `steps` counts Adam's, `version` the changes."""
+    """`bias_V` and Adam's moments float64 [V]; `steps` counts Adam's, `version` the changes.
+    `scratch` is the gradient of a request's atoms so far; a model's requests come one by one."""
 
     rank: int
     bias_V: F64
@@ -39,13 +41,28 @@ class FakeAdapter:
     steps: int = 0
     version: int = 0
     grad_V: F64 | None = None
+    scratch: tuple[RequestId, F64] | None = None
 
     @classmethod
     def fresh(cls, rank: int, vocab_size: int) -> FakeAdapter:
         return cls(rank, np.zeros(vocab_size), np.zeros(vocab_size), np.zeros(vocab_size))
 
-    def accumulate(self, grad_V: F64) -> None:
-        self.grad_V = grad_V if self.grad_V is None else self.grad_V + grad_V
+    def take_scratch(self, piece: AtomPiece) -> F64 | None:
+        """What came before this atom of its request; None when one of those has failed. Nothing is
+        left of it, nor of a request that was cut short."""
+        begun, self.scratch = self.scratch, None
+        if piece.start == 0:
+            return np.zeros_like(self.bias_V)
+        return begun[1] if begun and begun[0] == piece.request_id else None
+
+    def add(self, piece: AtomPiece, grad_V: F64) -> None:
+        """Of the request up to this atom; the last moves it to the model's gradient."""
+        if not piece.last:
+            self.scratch = piece.request_id, grad_V
+        elif self.grad_V is None:
+            self.grad_V = grad_V
+        else:
+            self.grad_V = self.grad_V + grad_V
 
     def step(self, adam: AdamParams) -> float:
         """AdamW as torch writes it; returns the norm of the gradient before clipping. Raises

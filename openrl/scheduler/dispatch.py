@@ -107,6 +107,22 @@ def _row_start(pending: Pending, indexes: tuple[int, ...], locate: Locate) -> Ro
     return RowStart(pending.work.request_id, sample, adapter, indexes, pending.max_new_tokens)
 
 
+def by_model(pieces: Iterable[AtomPiece | OptimPiece]) -> list[list[int]]:
+    """The places of each model's."""
+    places: dict[ModelId, list[int]] = {}
+    for place, piece in enumerate(pieces):
+        places.setdefault(piece.model_id, []).append(place)
+    return list(places.values())
+
+
+def part(work: TrainPass | OptimPass, places: Iterable[int]) -> TrainPass | OptimPass:
+    match work:
+        case TrainPass(weights=weights, pieces=pieces):
+            return TrainPass(weights, tuple(pieces[place] for place in places))
+        case OptimPass(weights=weights, pieces=steps):
+            return OptimPass(weights, tuple(steps[place] for place in places))
+
+
 # --- reports to events ---------------------------------------------------------------------
 
 

@@ -1,18 +1,21 @@
 """Runs one pass on the engine's thread and says how it went.
 
-An engine that raises is taken to have failed every request of that pass, and nobody else's.
-Only `EngineDied` gets through. Snapshots follow the pass after which they are due.
+When an engine raises, each model's part of the pass is run alone: since numbers don't depend on
+company, nobody but the culprit notices. Of a decode slice every row fails, and nobody else's. Only
+`EngineDied` gets through. Snapshots follow the pass after which they are due.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Any
 
 from openrl.actors import EngineThread
 from openrl.engines.base import (
+    Capacity,
     Control,
     ControlPass,
     ControlReport,
@@ -22,11 +25,13 @@ from openrl.engines.base import (
     DropAdapter,
     DropVersion,
     Engine,
+    OptimPass,
     OptimReport,
     Pass,
     PinVersion,
     RowId,
     RowStart,
+    TrainPass,
     TrainReport,
     WeightsKey,
 )
@@ -199,8 +204,11 @@ class Runner:
             raise
         except Exception as error:
             # The engine's boundary: whatever it is, it costs one pass and not the server.
-            # Out of memory: running the pass again with fewer atoms belongs here.
             log.exception("the engine failed in a %s", type(work).__name__)
+            if isinstance(work, TrainPass | OptimPass):
+                parts = dispatch.by_model(work.pieces)
+                if len(parts) > 1:
+                    return await self._each_alone(work, parts, self._clock() - began)
             report = dispatch.failed_report(
                 work, blamed_on_engine(error), self._running[work.weights]
             )
@@ -209,6 +217,21 @@ class Runner:
             return Ran(report, self._clock() - began, None)
         self._snapshots.written(executed.written)
         return Ran(executed.report, executed.seconds, executed.capacity)
+
+    async def _each_alone(
+        self, work: TrainPass | OptimPass, parts: Sequence[Sequence[int]], seconds: float
+    ) -> Ran:
+        """`parts` are places of pieces; `seconds` went into the pass that failed."""
+        outcomes: dict[int, Any] = {}
+        capacity: Capacity | None = None
+        for places in parts:
+            ran = await self.execute(dispatch.part(work, places))
+            assert isinstance(ran.report, TrainReport | OptimReport)
+            outcomes |= zip(places, ran.report.outcomes, strict=True)
+            seconds, capacity = seconds + ran.seconds, ran.capacity or capacity
+        in_order = tuple(outcomes[place] for place in range(len(work.pieces)))
+        train = isinstance(work, TrainPass)
+        return Ran(TrainReport(in_order) if train else OptimReport(in_order), seconds, capacity)
 
 
 def requests_of(start: Start) -> Iterable[RequestId]:

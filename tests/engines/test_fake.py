@@ -444,7 +444,7 @@ def test_capacity_and_cost_follow_what_is_held_and_done() -> None:
 def test_a_gradient_that_is_not_finite_is_dropped() -> None:
     """As torch's engine does it; weights and counts stay."""
     adapter = FakeAdapter.fresh(4, 8)
-    adapter.accumulate(np.array([np.inf, *[0.0] * 7]))
+    adapter.grad_V = np.array([np.inf, *[0.0] * 7])
     with pytest.raises(Diverged):
         adapter.step(AdamParams())
     assert adapter.grad_V is None

@@ -2,7 +2,9 @@
 
 import asyncio
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -735,6 +737,48 @@ async def test_an_engine_that_raises_fails_that_pass_alone(
         assert "a bolt fell off" in failed.error.message
         engine._before = None
         await whole.does(lane, operations[kind], target=target)
+
+
+async def test_what_an_engine_raises_at_fails_the_culprit_alone(tmp_path: Path) -> None:
+    """The others of its pass are run without it, and have the numbers of a quiet day."""
+    culprit, passes = "s0:train:0", list[int]()
+
+    def broken(work: Pass) -> None:
+        if isinstance(work, TrainPass | OptimPass):
+            models = {piece.model_id for piece in work.pieces}
+            passes.append(len(models))
+            if culprit in models:
+                raise RuntimeError("a bolt fell off")
+
+    async def three(data: Path, before: Callable[[Pass], None] | None) -> list[Any]:
+        """A gradient of each of three models in one pass, and then their steps in one."""
+        engine = FakeEngine([BASE], vocab_size=64, context_length=64)
+        async with shell(data, engine) as whole:
+            lanes = [await whole.model(f"s{number}:train:0") for number in range(3)]
+            outcomes: list[Any] = []
+            for operation in (training([datum([1, 2, 3], [2, 3, 4])] * 4), OptimStep(AdamParams())):
+                gate = Gate(DecodePass)
+                engine._before = gate
+                held = await whole.send("s:sample:0", sample([1]), target=SamplerTarget(BASE))
+                await gate.is_reached()
+                sent = [await whole.send(lane, operation) for lane in lanes]
+                engine._before = before
+                gate.open.set()
+                await whole.outcome(held)
+                outcomes += [await whole.outcome(each) for each in sent]
+            engine._before = None
+            return [*outcomes, *[await whole.logprobs(lane) for lane in lanes]]
+
+    quiet = await three(tmp_path / "quiet", None)
+    sick = await three(tmp_path / "sick", broken)
+    assert passes == [3, 1, 1, 1, 3, 1, 1, 1]
+    for failed in (sick[0], sick[3]):
+        assert isinstance(failed, Failed)
+        assert "a bolt fell off" in failed.error.message
+    for other in (1, 2):
+        assert sick[other].metrics == quiet[other].metrics
+        assert sick[3 + other] == quiet[3 + other]
+        np.testing.assert_array_equal(sick[6 + other], quiet[6 + other])
 
 
 async def test_a_first_pass_that_fails_takes_no_memory_from_samples(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the atom is known to be good.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,13 +25,16 @@ from openrl.engines.pytorch.datums import (
     device_numbers,
     host_numbers,
 )
+from openrl.engines.pytorch.full import FullHead, FullWeights, Parameters, Skeleton, collected
 from openrl.engines.pytorch.job import Job
-from openrl.engines.pytorch.logprobs import Task, Wanted, sweep
+from openrl.engines.pytorch.logprobs import Head, Task, Wanted, sweep
 from openrl.engines.pytorch.lora import Factors
 from openrl.engines.pytorch.packing import lay_out, training_batch
 from openrl.engines.pytorch.segments import Segment
-from openrl.errors import OpenRLError, OutOfMemory, ServerError, UserError
+from openrl.errors import OpenRLError, OutOfMemory, ServerError, UserError, in_words
 from openrl.types import Failed, ForwardBackwardOutput, RequestId
+
+log = logging.getLogger("openrl")
 
 Outcome = ForwardBackwardOutput | Failed
 _Result = tuple[Outcome, Factors | None]  # with the atom's own gradient
@@ -46,6 +50,11 @@ class Atom:
     inputs: AtomInputs
 
     @property
+    def full(self) -> FullWeights | None:
+        """The weights of a model that trains all of them."""
+        return self.job.adapter if isinstance(self.job.adapter, FullWeights) else None
+
+    @property
     def rows(self) -> int:
         return self.inputs.spans[-1].end
 
@@ -53,8 +62,12 @@ class Atom:
 class TrainRun:
     """One pass: `outcomes` by place fills up as atoms are run."""
 
-    def __init__(self, base: BaseModel, activation_bytes: int | None) -> None:
+    def __init__(
+        self, base: BaseModel, activation_bytes: int | None, skeleton: Skeleton | None = None
+    ) -> None:
+        """`skeleton` is the base model's, for atoms of full models."""
         self._base = base
+        self._skeleton = skeleton or Skeleton(base)
         self._activation_bytes = activation_bytes
         self.outcomes: dict[int, Outcome] = {}
         self._failed: dict[RequestId, OpenRLError] = {}
@@ -85,9 +98,15 @@ class TrainRun:
         """What kept the atoms from being run, if anything did. Nothing is booked before all of
         them have been run, lest those that are run again count twice."""
         try:
-            results = self._together(atoms, recompute)
-        except (RuntimeError, MemoryError) as error:
-            # Only the words are kept: the error's frames hold the tensors that filled memory.
+            if (full := atoms[0].full) is not None:
+                results = [self._alone(atoms[0], full)]
+            else:
+                results = self._together(atoms, recompute)
+        except Exception as error:
+            # Whatever it is, atoms that run without the culprit need not know. Only the words are
+            # kept: the error's frames hold the tensors that filled memory.
+            if len(atoms) == 1 and not isinstance(error, (RuntimeError, MemoryError)):
+                log.exception("an atom of %s cannot be run", atoms[0].piece.request_id)
             return _resource_error(error, atoms)
         for atom, (outcome, gradient) in zip(atoms, results, strict=True):
             self._book(atom, outcome, gradient)
@@ -103,19 +122,32 @@ class TrainRun:
             hidden_TD = self._base.hidden(training_batch(rows, segments), recompute)
             grad_TD = torch.zeros_like(hidden_TD) if training else None
             results = [
-                self._sweep(atom, segment, hidden_TD.detach(), grad_TD)
+                self._sweep(self._base, atom, segment, hidden_TD.detach(), grad_TD)
                 for atom, segment in zip(atoms, segments, strict=True)
             ]
             if grad_TD is not None and hidden_TD.requires_grad:
                 hidden_TD.backward(grad_TD)
-        buffers = [segment.gradient for segment in segments]
-        return [
-            (_judged(atom.piece, atom.inputs, buffer, numbers), buffer)
-            for atom, buffer, numbers in zip(atoms, buffers, _fetch(results, buffers), strict=True)
-        ]
+        return _settled(atoms, results, [segment.gradient for segment in segments])
 
+    def _alone(self, atom: Atom, full: FullWeights) -> list[_Result]:
+        """An atom of a full model, on weights of its own."""
+        training = not atom.piece.forward_only
+        buffer = atom.job.empty_buffer() if training else None
+        into = buffer if isinstance(buffer, Parameters) else None
+        rows = lay_out([d.tokens for d in atom.piece.data], self._base.device)
+        segment = Segment(0, atom.rows, None, buffer)
+        with torch.set_grad_enabled(training), collected(full.weights, into) as weights:
+            hidden_TD = self._skeleton.hidden(training_batch(rows, (segment,)), weights)
+            grad_TD = torch.zeros_like(hidden_TD) if training else None
+            head = FullHead(self._base, full, into)
+            numbers = self._sweep(head, atom, segment, hidden_TD.detach(), grad_TD)
+            if grad_TD is not None:
+                hidden_TD.backward(grad_TD)
+        return _settled([atom], [numbers], [buffer])
+
+    @staticmethod
     def _sweep(
-        self, atom: Atom, segment: Segment, hidden_TD: Tensor, grad_TD: Tensor | None
+        head: Head, atom: Atom, segment: Segment, hidden_TD: Tensor, grad_TD: Tensor | None
     ) -> Tensor:
         rows = slice(segment.start, segment.end)
         task = Task(
@@ -125,12 +157,12 @@ class TrainRun:
             loss=atom.inputs.spec.name,
             inputs=atom.inputs.inputs,
             config=atom.inputs.config,
-            adapter=atom.job.adapter,
+            adapter=segment.adapter,
         )
         wanted = None
         if segment.gradient is not None and grad_TD is not None:
             wanted = Wanted(segment.gradient, grad_TD[rows])
-        return device_numbers(sweep(self._base, task, wanted))
+        return device_numbers(sweep(head, task, wanted))
 
     def _book(self, atom: Atom, outcome: Outcome, gradient: Factors | None) -> None:
         """One that follows a failed atom of its request fails with it."""
@@ -146,11 +178,13 @@ class TrainRun:
                 if atom.piece.last:
                     atom.job.commit(request_id)
 
+    def fail(self, place: int, request_id: RequestId, error: OpenRLError) -> None:
+        """And with it what follows of its request, whose first error counts."""
+        self.outcomes[place] = Failed(self._failed.setdefault(request_id, error))
+
     def _fail(self, atom: Atom, error: OpenRLError) -> None:
-        request_id = atom.piece.request_id
-        self._failed.setdefault(request_id, error)
-        atom.job.discard(request_id)
-        self.outcomes[atom.place] = Failed(self._failed[request_id])
+        self.fail(atom.place, atom.piece.request_id, error)
+        atom.job.discard(atom.piece.request_id)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,6 +206,15 @@ def _fetch(results: Sequence[Tensor], buffers: Sequence[Factors | None]) -> Iter
         start = end
 
 
+def _settled(
+    atoms: Sequence[Atom], results: Sequence[Tensor], buffers: Sequence[Factors | None]
+) -> list[_Result]:
+    return [
+        (_judged(atom.piece, atom.inputs, buffer, numbers), buffer)
+        for atom, buffer, numbers in zip(atoms, buffers, _fetch(results, buffers), strict=True)
+    ]
+
+
 def _judged(
     piece: AtomPiece, inputs: AtomInputs, gradient: Factors | None, numbers: _Numbers
 ) -> Outcome:
@@ -191,12 +234,14 @@ def _finite(gradient: Factors, total: float) -> bool:
 
 
 def runs_of(atoms: Sequence[Atom], limit: int | None) -> Iterator[list[Atom]]:
-    """Cuts a pass into runs of at most `limit` rows, or of one atom. How atoms are put together
+    """Cuts a pass into runs of at most `limit` rows, or of one atom; an atom of a full model is
+    a run. How atoms are put together
     changes no bit of their results, only the time."""
     run: list[Atom] = []
     rows = 0
     for atom in atoms:
-        if run and limit is not None and rows + atom.rows > limit:
+        full = run and (atom.full or run[0].full) is not None
+        if full or (run and limit is not None and rows + atom.rows > limit):
             yield run
             run, rows = [], 0
         run.append(atom)
@@ -221,7 +266,7 @@ def _segments(atoms: Sequence[Atom], training: bool) -> list[Segment]:
 def _resource_error(error: Exception, atoms: Sequence[Atom]) -> OpenRLError:
     tokens = sum(atom.rows for atom in atoms)
     longest = max(len(datum.tokens) for atom in atoms for datum in atom.piece.data)
-    words = str(error)
+    words = in_words(error)
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "memory" in words.lower():
         return OutOfMemory(
             f"{tokens} tokens in one atom, the longest datum {longest}, do not fit in memory: "

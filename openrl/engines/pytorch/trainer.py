@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from openrl.engines.base import (
     AtomPiece,
@@ -21,14 +23,18 @@ from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.datums import (
     atom_inputs,
 )
+from openrl.engines.pytorch.full import FullWeights, Skeleton, copy_of_base, layout_of
+from openrl.engines.pytorch.full_files import read_weights, write_weights
 from openrl.engines.pytorch.job import Job
-from openrl.engines.pytorch.lora import Layout, check_config, fresh_adapter
+from openrl.engines.pytorch.lora import Adapter, check_config, fresh_adapter
 from openrl.engines.pytorch.optim import Done, Step, step_all
 from openrl.engines.pytorch.paging import UNBOUNDED, AdapterBudget, Jobs, job_bytes
 from openrl.engines.pytorch.snapshots import restored_job
 from openrl.engines.pytorch.train_run import Atom, TrainRun, runs_of
-from openrl.errors import Diverged, NotFound, OpenRLError, UserError
-from openrl.types import Failed, ModelId, OptimStepDone
+from openrl.errors import Diverged, NotFound, OpenRLError, UserError, blamed_on_engine
+from openrl.types import Failed, LoraConfig, ModelId, OptimStepDone
+
+log = logging.getLogger("openrl")
 
 
 class Trainer:
@@ -48,6 +54,7 @@ class Trainer:
         self._jobs = Jobs(budget, base.device, base.dtype)
         self._activation_bytes = activation_bytes
         self._slots = 0
+        self._skeleton = Skeleton(base)
 
     @property
     def count(self) -> int:
@@ -77,7 +84,7 @@ class Trainer:
     # --- forward and backward ---------------------------------------------------------------
 
     def train(self, work: TrainPass) -> TrainReport:
-        run = TrainRun(self._base, self._activation_bytes)
+        run = TrainRun(self._base, self._activation_bytes, self._skeleton)
         for places in self._seatings([piece.model_id for piece in work.pieces]):
             self._train([(place, work.pieces[place]) for place in places], run)
         return TrainReport(tuple(run.outcomes[place] for place in range(len(work.pieces))))
@@ -123,8 +130,10 @@ class Trainer:
             try:
                 job = self._seated(piece.model_id)
                 atoms.append(Atom(place, piece, job, atom_inputs(piece, self._base.device)))
-            except OpenRLError as error:
-                run.outcomes[place] = Failed(error)
+            except Exception as error:  # the other atoms need not know
+                if not isinstance(error, OpenRLError):
+                    log.exception("an atom of %s cannot be read", piece.request_id)
+                run.fail(place, piece.request_id, blamed_on_engine(error))
         return sorted(atoms, key=lambda atom: atom.job.slot)
 
     # --- optimizer --------------------------------------------------------------------------
@@ -173,18 +182,31 @@ class Trainer:
     # --- adapters ---------------------------------------------------------------------------
 
     def create(self, order: CreateAdapter) -> None:
-        base = self._base
         self._make_room_for(order)
         if order.source is None:
-            job = Job(self._slots, fresh_adapter(base.linears, order.lora, base.device, base.dtype))
+            job = Job(self._slots, self._fresh(order.lora))
         else:
-            adapter = checkpoint.read_adapter(order.source, base.linears, base.device, base.dtype)
-            checkpoint.require_same(adapter.config, order.lora)
+            adapter = self._read(order.source, order.lora)
             job = Job(self._slots, adapter)
             if order.with_optimizer:
                 job = self._with_optimizer(job, order)
         self._jobs.add(order.model_id, job)
         self._slots += 1
+
+    def _fresh(self, lora: LoraConfig) -> Adapter:
+        base = self._base
+        if lora.full:
+            return copy_of_base(base, lora)
+        return fresh_adapter(base.linears, lora, base.device, base.dtype)
+
+    def _read(self, source: Path, lora: LoraConfig) -> Adapter:
+        """Raises `UserError` for a checkpoint of another kind or shape than `lora` says."""
+        base = self._base
+        if lora.full:
+            return read_weights(source, base, lora)
+        adapter = checkpoint.read_adapter(source, base.linears, base.device, base.dtype)
+        checkpoint.require_same(adapter.config, lora)
+        return adapter
 
     def restore(self, order: RestoreAdapter, fingerprint: str) -> None:
         """Raises `ServerError` for a snapshot that is not whole; then nothing is there."""
@@ -195,8 +217,9 @@ class Trainer:
     def _make_room_for(self, order: CreateAdapter | RestoreAdapter) -> None:
         if order.model_id in self._jobs:
             raise UserError(f"model {order.model_id} exists already")
-        check_config(order.lora)
-        layout = Layout(self._base.linears, order.lora)
+        if not order.lora.full:
+            check_config(order.lora)
+        layout = layout_of(self._base, order.lora)
         self._jobs.require_room(layout)
         self._jobs.make_room(job_bytes(layout, self._base.dtype))
 
@@ -211,8 +234,7 @@ class Trainer:
 
     def load(self, order: LoadAdapter) -> None:
         job, base = self.job(order.model_id), self._base
-        adapter = checkpoint.read_adapter(order.source, base.linears, base.device, base.dtype)
-        checkpoint.require_same(adapter.config, job.adapter.config)
+        adapter = self._read(order.source, job.adapter.config)
         moments = None
         if order.with_optimizer:
             size = job.adapter.layout.size
@@ -221,7 +243,10 @@ class Trainer:
 
     def save(self, order: SaveAdapter) -> None:
         job = self.job(order.model_id)
-        checkpoint.write_adapter(job.adapter, order.directory, self._name)
+        if isinstance(job.adapter, FullWeights):
+            write_weights(job.adapter, order.directory, self._base)
+        else:
+            checkpoint.write_adapter(job.adapter, order.directory, self._name)
         if order.with_optimizer:
             checkpoint.write_optimizer(job, order.directory)
 

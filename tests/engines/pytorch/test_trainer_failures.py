@@ -163,14 +163,15 @@ def test_a_step_that_explodes_keeps_the_weights_and_drops_the_gradient(trainer):
 class _MemoryFor(TorchDispatchMode):
     """A machine that has no room for hidden states [1, T, D] of more than `rows` rows."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, error: Exception | None = None) -> None:
         super().__init__()
         self._rows = rows
+        self._error = error or torch.OutOfMemoryError("out of memory")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if isinstance(out, torch.Tensor) and out.ndim == 3 and out.shape[1] > self._rows:
-            raise torch.OutOfMemoryError("out of memory")
+            raise self._error
         return out
 
 
@@ -234,3 +235,39 @@ def test_atoms_that_are_run_again_count_once(trainer):
     succeeded(first)
     assert "gradient" in _failure(second).message
     assert torch.equal(gradient_of(trainer, "a"), gradient_of(expected, "a"))
+
+
+def test_a_defect_at_one_atom_fails_its_request_alone(trainer):
+    """Whatever is raised: what shares the pass is answered, and added up, to the bit."""
+    rng = np.random.default_rng(9)
+    good = piece("b", [random_datum(rng, 20, "cross_entropy")], request="b:1")
+    bad = piece("a", [random_datum(rng, 70, "cross_entropy")], request="a:1")
+    expected = Trainer(trainer._base, "qwen3")
+    add_job(expected, "b", LoraConfig(rank=2, seed=1))
+    (alone,) = run(expected, good)
+    with _MemoryFor(rows=50, error=KeyError("a bolt fell off")):
+        first, second = run(trainer, bad, good)
+    assert "KeyError: 'a bolt fell off'" in _failure(first).message
+    assert np.array_equal(
+        succeeded(second).outputs[0]["logprobs"], succeeded(alone).outputs[0]["logprobs"]
+    )
+    assert torch.equal(gradient_of(trainer, "b"), gradient_of(expected, "b"))
+    assert trainer.job(ModelId("a")).gradient is None
+
+
+def test_an_atom_that_cannot_be_read_fails_all_of_its_request_alone(trainer):
+    """Those before it in the pass, too, and what they have gathered."""
+    rng = np.random.default_rng(9)
+    good = piece("b", [_good(rng)], "importance_sampling", request="b:1")
+    unknown = [_good(rng)]
+    del unknown[0].loss_inputs["advantages"]
+    parts = [
+        piece("a", [_good(rng)], "importance_sampling", request="a:1", last=False),
+        piece("a", unknown, "importance_sampling", request="a:1", start=1, last=False),
+        piece("a", [_good(rng)], "importance_sampling", request="a:1", start=2),
+    ]
+    *outcomes, beside = run(trainer, *parts, good)
+    assert [type(each) for each in outcomes[1:]] == [Failed, Failed]
+    succeeded(beside)
+    assert trainer.job(ModelId("a")).gradient is None
+    assert trainer.job(ModelId("a")).open_requests == 0
