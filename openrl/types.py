@@ -36,7 +36,8 @@ StopReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Scale is `alpha / rank`. `seed` makes the initial A reproducible; None draws one."""
+    """Scale is `alpha / rank`. `seed` makes the initial A reproducible; None draws one. With
+    `full` there is no adapter: all parameters train, and what else stands here means nothing."""
 
     rank: int = 32
     seed: int | None = None
@@ -44,6 +45,7 @@ class LoraConfig:
     train_mlp: bool = True
     train_unembed: bool = True
     alpha: float = 32.0
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,8 @@ TARGETS: dict[str, Group] = {
 _SHARES_INPUT = {"k_proj", "v_proj", "up_proj"}
 """Linears that take the same input as the linear before them."""
 _HEAD_NAME = "model.unembed_tokens"
-_PACKED = "openrl_packed"
+PACKED = "openrl_packed"
+"""The name of our attention in transformers' interface."""
 _CACHED_BYTES = 4 << 20
 _FEWEST_FUSED = 256
 
@@ -75,7 +76,7 @@ class BaseModel:
         )
         _route_layers(self.decoder, self._wire)
         _steady_activations(self.decoder, ACTIVATIONS[activation_name(self.config)]())
-        self._model.set_attn_implementation(_PACKED)
+        self._model.set_attn_implementation(PACKED)
         self.row_bytes = 0
         """What one row of a training batch keeps for the backward pass; measured at load."""
 
@@ -159,6 +160,9 @@ class BaseModel:
         if self.softcap is None:
             return logits_TV
         return torch.tanh(logits_TV.div_(self.softcap)).mul_(self.softcap)
+
+    def collect(self, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+        """The head is frozen."""
 
 
 def is_target(name: str, module: nn.Module) -> bool:
@@ -244,4 +248,4 @@ def _packed_attention(
     return out_THD[None], None
 
 
-AttentionInterface.register(_PACKED, _packed_attention)
+AttentionInterface.register(PACKED, _packed_attention)

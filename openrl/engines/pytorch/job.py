@@ -72,7 +72,7 @@ class Job:
         moments = None
         if record.steps is not None:
             moments = Moments(own["exp_avg"], own["exp_avg_sq"], record.steps)
-        adapter = Adapter(layout, layout.view(own["weights"]), dtype)
+        adapter = layout.weights(own["weights"], dtype)
         job = cls(record.slot, adapter, moments, record.version)
         if "gradient" in own:
             job.gradient = layout.view(own["gradient"])

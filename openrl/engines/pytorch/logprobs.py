@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from openrl.engines.pytorch import losses
 from openrl.engines.pytorch.attention import Span
-from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.lora import Adapter, Factors
 from openrl.engines.pytorch.segments import (
     MIN_ROWS,
     Cut,
     Segment,
+    SharedInput,
     products,
     products_backward,
 )
@@ -48,6 +49,27 @@ class Task:
     inputs: Mapping[str, Tensor]
     config: Mapping[str, float]
     adapter: Adapter | None
+
+
+class Head(Protocol):
+    """The linear that makes logits of hidden states; a `BaseModel` is one."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def softcap(self) -> float | None: ...
+
+    @property
+    def head(self) -> SharedInput: ...
+
+    @property
+    def head_index(self) -> int: ...
+
+    def cap(self, logits_TV: Tensor) -> Tensor: ...
+
+    def collect(self, grad_CV: Tensor, hidden_CD: Tensor) -> None:
+        """Told of each chunk's gradient of the logits, for a head that trains itself."""
 
 
 def chunk_bytes(vocab_size: int) -> int:
@@ -78,7 +100,7 @@ def chunk_rows(vocab_size: int) -> int:
 
 
 @torch.no_grad()
-def sweep(base: BaseModel, task: Task, wanted: Wanted | None) -> Sweep:
+def sweep(base: Head, task: Task, wanted: Wanted | None) -> Sweep:
     """A loss of tokens takes one sweep; a loss of sequences takes a second one for its gradient,
     since no slope is known before the sequence's last log-probability is.
     """
@@ -108,7 +130,7 @@ def _rows(inputs: Mapping[str, Tensor], start: int, end: int) -> dict[str, Tenso
 
 
 def _sweep(
-    base: BaseModel,
+    base: Head,
     task: Task,
     token_loss: losses.TokenLoss | None,
     inputs: Mapping[str, Tensor],
@@ -144,7 +166,7 @@ class _Head:
     """The head on one chunk of rows, forward and backward, outside autograd."""
 
     def __init__(
-        self, base: BaseModel, hidden_CD: Tensor, adapter: Adapter | None, wanted: Wanted | None
+        self, base: Head, hidden_CD: Tensor, adapter: Adapter | None, wanted: Wanted | None
     ) -> None:
         self._base, self._hidden_CD, self._wanted = base, hidden_CD, wanted
         rows = hidden_CD.shape[0]
@@ -173,8 +195,10 @@ class _Head:
         grad_CV = self._exp_CV.mul_(weights_C1).scatter_add_(1, targets_CK, slopes_CK)
         if self._uncapped_CV is not None:
             grad_CV.mul_(self._uncapped_CV)
+        grad_CV = grad_CV.to(self._hidden_CD.dtype)
+        self._base.collect(grad_CV, self._hidden_CD)
         grad_CD = products_backward(
-            (grad_CV.to(self._hidden_CD.dtype),),
+            (grad_CV,),
             self._hidden_CD,
             self._base.head,
             self._cut,

@@ -19,7 +19,7 @@ from torch import Tensor
 from openrl.errors import UserError
 from openrl.types import LoraConfig
 
-_ALIGN = 16
+ALIGN = 16
 """Views start at multiples of 64 bytes, as fresh tensors do."""
 
 Group = Literal["attn", "mlp", "unembed"]
@@ -102,7 +102,7 @@ class Layout:
 
     def _reserve(self, count: int) -> int:
         start = self.size
-        self.size += math.ceil(count / _ALIGN) * _ALIGN
+        self.size += math.ceil(count / ALIGN) * ALIGN
         return start
 
     def view(self, flat: Tensor) -> Factors:
@@ -129,6 +129,10 @@ class Layout:
         rows, d = len(b_NR) * self.rank, self.linears[first].in_features
         a_RD = flat[place.a : place.a + rows * d].view(rows, d)
         return Joined(a_RD, a_RD.T, tuple(b_NR), tuple(b.T for b in b_NR))
+
+    def weights(self, flat: Tensor, dtype: torch.dtype) -> Adapter:
+        """What trains in `flat` [size], fp32."""
+        return Adapter(self, self.view(flat), dtype)
 
     def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Factors:
         return self.view(torch.zeros(self.size, device=device, dtype=dtype))
@@ -158,7 +162,7 @@ class Adapter:
     def copy(self) -> Adapter:
         """An independent copy on the same device, for a version that must not change."""
         flat = self.weights.flat.clone()
-        return Adapter(self.layout, self.layout.view(flat), self.compute.flat.dtype)
+        return self.layout.weights(flat, self.compute.flat.dtype)
 
 
 def fresh_adapter(

@@ -100,8 +100,9 @@ class Jobs:
         """Raises `OutOfMemory` for an adapter that would not fit if it were alone."""
         size = job_bytes(layout, self._dtype)
         if not self.fits(size):
+            what = "a full model" if layout.config.full else f"an adapter of rank {layout.rank}"
             raise OutOfMemory(
-                f"an adapter of rank {layout.rank} takes {size:,} bytes with its optimizer, more "
+                f"{what} takes {size:,} bytes with its optimizer, more "
                 f"than engine.adapter_bytes = {self._budget.device:,}: choose a smaller rank or "
                 "fewer targets, or raise the setting"
             )

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from openrl.engines.base import RestoreAdapter
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.checkpoint import write_adapter
+from openrl.engines.pytorch.full import layout_of
 from openrl.engines.pytorch.job import Job, JobRecord
-from openrl.engines.pytorch.lora import Adapter, Layout
+from openrl.engines.pytorch.lora import Adapter
 from openrl.engines.snapshots import WriteFiles, check
 from openrl.errors import ServerError
 
@@ -42,7 +43,7 @@ def files_of_version(adapter: Adapter, base_name: str) -> WriteFiles:
 def restored_job(order: RestoreAdapter, slot: int, base: BaseModel, fingerprint: str) -> Job:
     """Raises `ServerError` for a snapshot that is not whole, or of another adapter."""
     check(order.directory)
-    layout = Layout(base.linears, order.lora)
+    layout = layout_of(base, order.lora)
     try:
         tensors = load_file(order.directory / _FILE)
         with safe_open(order.directory / _FILE, framework="pt") as file:

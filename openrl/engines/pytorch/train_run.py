@@ -99,7 +99,7 @@ class TrainRun:
         them have been run, lest those that are run again count twice."""
         try:
             if (full := atoms[0].full) is not None:
-                results = [self._alone(atoms[0], full)]
+                results = self._alone(atoms[0], full)
             else:
                 results = self._together(atoms, recompute)
         except Exception as error:
@@ -240,8 +240,8 @@ def runs_of(atoms: Sequence[Atom], limit: int | None) -> Iterator[list[Atom]]:
     run: list[Atom] = []
     rows = 0
     for atom in atoms:
-        full = run and (atom.full or run[0].full) is not None
-        if full or (run and limit is not None and rows + atom.rows > limit):
+        apart = run and (atom.full is not None or run[0].full is not None)
+        if apart or (run and limit is not None and rows + atom.rows > limit):
             yield run
             run, rows = [], 0
         run.append(atom)

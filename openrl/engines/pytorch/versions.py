@@ -163,4 +163,4 @@ class Versions:
             flat = load_file(page.file)["flat"]
         except (OSError, SafetensorError) as error:
             raise ServerError(f"idle sampler weights cannot be read again: {error}") from error
-        return Adapter(page.layout, page.layout.view(flat.to(page.device)), page.dtype)
+        return page.layout.weights(flat.to(page.device), page.dtype)
