@@ -46,14 +46,14 @@ def config(data: Path, port: int, engine: str) -> Config:
 
 
 def forget_soon() -> None:
-    """What is remembered of the last thousands is of the last hundreds here, for the same reason:
-    thirty minutes see what days see otherwise."""
-    catalogue.REMEMBERED = 1024
-    backlog.OWNERS = residency.OWNERS = 256
-    curves.MODELS = 64
-    models.CLOSED_KEPT = story.ACCOUNTS = 256
-    pins.REMOVED = story.TIMELINE = 1024
-    story.STORY = 4096
+    """What is remembered of the last thousands is of the last dozens here, for the same reason:
+    all of it is full within a minute of a start."""
+    catalogue.REMEMBERED = 256
+    backlog.OWNERS = residency.OWNERS = 64
+    curves.MODELS = 16
+    models.CLOSED_KEPT = story.ACCOUNTS = 64
+    pins.REMOVED = story.TIMELINE = 256
+    story.STORY = 1024
 
 
 async def main(settings: Config, gauges: Path) -> None:
