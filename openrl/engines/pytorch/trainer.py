@@ -31,7 +31,14 @@ from openrl.engines.pytorch.optim import Done, Step, step_all
 from openrl.engines.pytorch.paging import UNBOUNDED, AdapterBudget, Jobs, job_bytes
 from openrl.engines.pytorch.snapshots import restored_job
 from openrl.engines.pytorch.train_run import Atom, TrainRun, runs_of
-from openrl.errors import Diverged, NotFound, OpenRLError, UserError, blamed_on_engine
+from openrl.errors import (
+    Diverged,
+    NotFound,
+    OpenRLError,
+    ServerError,
+    UserError,
+    blamed_on_engine,
+)
 from openrl.types import Failed, LoraConfig, ModelId, OptimStepDone
 
 log = logging.getLogger("openrl")
@@ -84,9 +91,17 @@ class Trainer:
     # --- forward and backward ---------------------------------------------------------------
 
     def train(self, work: TrainPass) -> TrainReport:
+        """Raises only before anything is booked: each model's part is run alone then."""
         run = TrainRun(self._base, self._activation_bytes, self._skeleton)
-        for places in self._seatings([piece.model_id for piece in work.pieces]):
-            self._train([(place, work.pieces[place]) for place in places], run)
+        try:
+            for places in self._seatings([piece.model_id for piece in work.pieces]):
+                self._train([(place, work.pieces[place]) for place in places], run)
+        except Exception as error:
+            if not run.outcomes:
+                raise
+            log.exception("a pass of training was cut short")
+            for place in set(range(len(work.pieces))) - run.outcomes.keys():
+                run.fail(place, work.pieces[place].request_id, blamed_on_engine(error))
         return TrainReport(tuple(run.outcomes[place] for place in range(len(work.pieces))))
 
     def _train(self, pieces: Sequence[tuple[int, AtomPiece]], run: TrainRun) -> None:
@@ -139,9 +154,17 @@ class Trainer:
     # --- optimizer --------------------------------------------------------------------------
 
     def optimize(self, work: OptimPass) -> OptimReport:
+        """Raises only before any step is made, as `train` does."""
         outcomes: dict[int, OptimStepDone | Failed] = {}
-        for places in self._seatings([piece.model_id for piece in work.pieces]):
-            self._optimize([(place, work.pieces[place]) for place in places], outcomes)
+        try:
+            for places in self._seatings([piece.model_id for piece in work.pieces]):
+                self._optimize([(place, work.pieces[place]) for place in places], outcomes)
+        except Exception as error:
+            if not outcomes:
+                raise
+            log.exception("a pass of steps was cut short")
+            failed = Failed(blamed_on_engine(error))
+            outcomes = dict.fromkeys(range(len(work.pieces)), failed) | outcomes
         return OptimReport(tuple(outcomes[place] for place in range(len(work.pieces))))
 
     def _optimize(
@@ -161,6 +184,8 @@ class Trainer:
                 outcomes[place] = OptimStepDone({"skipped_no_gradients": 1.0}, job.version)
             else:
                 steps[place] = job, Step(job.optimizer, job.gradient.flat, piece.adam)
+        for place in steps:
+            outcomes[place] = Failed(ServerError("the step was cut short"))
         done = step_all([step for _, step in steps.values()])
         for (place, (job, _)), result in zip(steps.items(), done, strict=True):
             outcomes[place] = self._stepped(job, result)

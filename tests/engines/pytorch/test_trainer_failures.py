@@ -271,3 +271,33 @@ def test_an_atom_that_cannot_be_read_fails_all_of_its_request_alone(trainer):
     succeeded(beside)
     assert trainer.job(ModelId("a")).gradient is None
     assert trainer.job(ModelId("a")).open_requests == 0
+
+
+def test_a_model_that_cannot_be_seated_counts_nothing_twice(trainer, monkeypatch):
+    """Where nothing was booked the engine may raise; behind a part that was, it may not."""
+    rng = np.random.default_rng(9)
+    pieces = [piece(model, [_good(rng)], "importance_sampling") for model in "ab"]
+    steps = OptimPass(
+        KEY, tuple(OptimPiece(p.request_id, p.model_id, AdamParams()) for p in pieces)
+    )
+
+    def seatings(missing):
+        def one_by_one(models):
+            for place, model in enumerate(models):
+                if model == missing:
+                    raise OSError("its page cannot be read")
+                yield [place]
+
+        return one_by_one
+
+    monkeypatch.setattr(trainer, "_seatings", seatings("a"))
+    with pytest.raises(OSError, match="page"):
+        run(trainer, *pieces)
+    assert trainer.job(ModelId("b")).gradient is None
+    monkeypatch.setattr(trainer, "_seatings", seatings("b"))
+    first, second = run(trainer, *pieces)
+    succeeded(first)
+    assert "its page cannot be read" in _failure(second).message
+    first, second = trainer.optimize(steps).outcomes
+    assert first.version == 1
+    assert "its page cannot be read" in _failure(second).message
