@@ -164,7 +164,7 @@ class Trainer:
                 raise
             log.exception("a pass of steps was cut short")
             failed = Failed(blamed_on_engine(error))
-            outcomes = dict.fromkeys(range(len(work.pieces)), failed) | outcomes
+            outcomes = {place: outcomes.get(place, failed) for place in range(len(work.pieces))}
         return OptimReport(tuple(outcomes[place] for place in range(len(work.pieces))))
 
     def _optimize(
