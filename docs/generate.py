@@ -78,6 +78,8 @@ MEANINGS: Mapping[str, str] = {
     "scheduler.pinned_bytes": "Bytes of unnamed samplers that are kept for one owner.",
     "scheduler.max_queued_requests": "Requests of any kind that one owner may have waiting; over "
     "it, samples get 429 and training work is held.",
+    "scheduler.full_models": "Models that train all parameters, not an adapter, which one owner "
+    "may have in memory at once; 0 is none. See [full-parameter training](full.md).",
     "scheduler.max_models": "Models that one owner may have in memory at once; 0 is no bound.",
     "scheduler.tokens_per_minute": "Tokens that one owner may train and sample in a minute; what "
     "is over waits, and its polls say so. 0 is no bound.",

@@ -93,6 +93,7 @@ class SchedulerConfig:
     max_queued_bytes: Count = 1 << 30
     max_queued_requests: Count = 16384
     max_models: Whole = 0
+    full_models: Whole = 0
     tokens_per_minute: Whole = 0
     pinned_versions: Count = 4096
     pinned_bytes: Count = 64 << 30

@@ -47,6 +47,14 @@ class LoraConfig:
     alpha: float = 32.0
     full: bool = False
 
+    @property
+    def shown_rank(self) -> int | None:
+        """What clients are told: a full model has none."""
+        return None if self.full else self.rank
+
+
+FULL = LoraConfig(rank=0, full=True)
+
 
 @dataclass(frozen=True, slots=True)
 class AdamParams:

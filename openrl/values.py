@@ -46,6 +46,7 @@ class OwnerQuota(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
     weight: Weight | None = None
     max_models: Whole | None = None
+    full_models: Whole | None = None
     max_queued_samples: Count | None = None
     max_queued_bytes: Count | None = None
     max_queued_requests: Count | None = None

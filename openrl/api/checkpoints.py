@@ -77,8 +77,8 @@ class Checkpoints:
         checkpoint = self._services.catalogue.readable_checkpoint(body.tinker_path, owner)
         answer = {
             "base_model": checkpoint.base_model,
-            "is_lora": True,
-            "lora_rank": checkpoint.lora.rank,
+            "is_lora": not checkpoint.lora.full,
+            "lora_rank": checkpoint.lora.shown_rank,
             "train_unembed": checkpoint.lora.train_unembed,
             "train_mlp": checkpoint.lora.train_mlp,
             "train_attn": checkpoint.lora.train_attn,

@@ -10,6 +10,7 @@ from aiohttp import web
 from openrl.api import auth
 from openrl.api.services import Services
 from openrl.catalogue import Sampler, Session
+from openrl.engines.validation import check_samples
 from openrl.errors import NotFound, UserError
 from openrl.types import OwnerId, SamplerTarget, SamplingSessionId, SessionId
 
@@ -32,6 +33,7 @@ class Samplers:
                 raise UserError("name what to sample from: base_model or model_path")
             return SamplerTarget(self._services.models.base(base_model).name)
         checkpoint = self._services.weights(request, model_path)
+        check_samples(checkpoint.lora)
         self._services.models.base(checkpoint.base_model)
         if base_model is not None and base_model != checkpoint.base_model:
             trained = checkpoint.base_model

@@ -21,6 +21,7 @@ from openrl.encryption import check_recipients
 from openrl.errors import NotFound, UserError
 from openrl.paths import own_checkpoint
 from openrl.types import (
+    FULL,
     AdamParams,
     CreateModel,
     CreateModelFromCheckpoint,
@@ -71,20 +72,9 @@ class Training:
     async def create_model(self, request: web.Request) -> web.Response:
         """Refuses at once what is wrong: nothing can have been sent after it."""
         body = await self._services.read(request, schema.CreateModel)
-        if body.lora_config is None:
-            raise UserError("lora_config is missing: this server trains LoRA adapters only")
         _check_optimizer(body.optimizer_config)
-        lora = body.lora_config
-        config = LoraConfig(
-            rank=lora.rank,
-            seed=lora.seed,
-            train_attn=lora.train_attn,
-            train_mlp=lora.train_mlp,
-            train_unembed=lora.train_unembed,
-            alpha=lora.alpha,
-        )
         metadata = self._services.metadata(body.user_metadata)
-        operation = CreateModel(body.base_model, config, metadata)
+        operation = CreateModel(body.base_model, _lora_config(body.lora_config), metadata)
         return await self._create(request, body.session_id, body.model_seq_id, operation)
 
     async def _create_via_load(
@@ -143,8 +133,8 @@ class Training:
                 "model_name": run.base_model,
                 "tokenizer_id": neighbours.tokenizer_id(request, info),
             },
-            "is_lora": True,
-            "lora_rank": run.lora.rank,
+            "is_lora": not run.lora.full,
+            "lora_rank": run.lora.shown_rank,
         }
         return codec.answer(request, answer)
 
@@ -194,11 +184,17 @@ class Training:
 
         def operation() -> SaveWeightsForSampler:
             metadata = self._services.metadata(body.user_metadata)
-            sampler = _sampler_id(body.model_id, body.sampling_session_seq_id)
+            sampler = self._sampler_id(body.model_id, body.sampling_session_seq_id)
             inflight = body.kind == "inflight"
             return SaveWeightsForSampler(body.path, sampler, body.ttl_seconds, metadata, inflight)
 
         return await self._train(request, body.model_id, body.seq_id, or_malformed(operation))
+
+    def _sampler_id(self, model_id: str, seq: int | None) -> SamplingSessionId | None:
+        """Ephemeral samplers count together with the session's other sampling sessions."""
+        if seq is None:
+            return None
+        return SamplingSessionId(self._services.named(f"{_session_of(model_id)}:sample:{seq}"))
 
     async def save_weights_external(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.SaveWeightsExternal)
@@ -265,7 +261,8 @@ class Training:
             deadline_seconds=self._services.deadline(request),
         )
         request_id = await self._services.admission.admit(work)
-        return codec.answer(request, {"request_id": request_id, "model_id": model_id})
+        promise = {"request_id": self._services.named(request_id), "model_id": model_id}
+        return codec.answer(request, promise)
 
 
 def _session_of(model_id: str) -> str:
@@ -275,9 +272,18 @@ def _session_of(model_id: str) -> str:
     return parsed["session"]
 
 
-def _sampler_id(model_id: str, seq: int | None) -> SamplingSessionId | None:
-    """Ephemeral samplers count together with the session's other sampling sessions."""
-    return None if seq is None else SamplingSessionId(f"{_session_of(model_id)}:sample:{seq}")
+def _lora_config(given: schema.LoraConfig | None) -> LoraConfig:
+    """Without one, all parameters are to be trained."""
+    if given is None:
+        return FULL
+    return LoraConfig(
+        rank=given.rank,
+        seed=given.seed,
+        train_attn=given.train_attn,
+        train_mlp=given.train_mlp,
+        train_unembed=given.train_unembed,
+        alpha=given.alpha,
+    )
 
 
 def _check_optimizer(given: schema.OptimizerConfig | None) -> None:

@@ -153,6 +153,7 @@ class Client:
         self,
         base_model: str,
         *,
+        full: bool = False,
         rank: int = 32,
         alpha: float = 32.0,
         seed: int | None = None,
@@ -162,7 +163,8 @@ class Client:
         user_metadata: Mapping[str, str] | None = None,
     ) -> Model:
         """A fresh LoRA adapter, equal to the base until its first step. Its products are scaled
-        by `alpha / rank`; without a `seed` the server draws one."""
+        by `alpha / rank`; without a `seed` the server draws one. With `full` all parameters train
+        instead, from a copy of the base, and what else is said of the adapter means nothing."""
         lora = {
             "rank": rank,
             "alpha": alpha,
@@ -173,7 +175,7 @@ class Client:
         }
         body = {
             "base_model": base_model,
-            "lora_config": lora,
+            "lora_config": None if full else lora,
             "user_metadata": user_metadata and dict(user_metadata),
         }
         return await self._model("create_model", body)

@@ -71,6 +71,8 @@ def check_training(operation: TrainingOperation, info: BaseModelInfo, limits: Li
 
 
 def check_lora(lora: LoraConfig, info: BaseModelInfo) -> None:
+    if lora.full:
+        return
     if lora.rank <= 0:
         raise UserError("lora_config.rank must be positive")
     if lora.rank & (lora.rank - 1):
@@ -88,6 +90,15 @@ def check_lora(lora: LoraConfig, info: BaseModelInfo) -> None:
         )
     if lora.seed is not None and lora.seed not in _SEEDS:
         raise UserError("lora_config.seed must fit 64 bits")
+
+
+def check_samples(lora: LoraConfig) -> None:
+    """Engines sample from adapters and base models only."""
+    if lora.full:
+        raise UserError(
+            "sampling from a model that trains all parameters is not there yet: save its state, "
+            "and serve the checkpoint, which transformers loads, elsewhere"
+        )
 
 
 def check_adam(adam: AdamParams) -> None:

@@ -245,7 +245,7 @@ class Admission:
         try:
             info = self._actor.models.base(creation.base_model)
             check_training(creation, info, self._limits)
-            self._quotas.check_models(work.owner)
+            self._quotas.check_models(work.owner, creation.lora)
         except UserError as error:
             self._actor.models.close(work.lane, not_created(model.model_id, error))
             self._refuse(work, error)

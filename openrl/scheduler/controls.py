@@ -22,6 +22,7 @@ from openrl.engines.base import (
     PinVersion,
     SaveAdapter,
 )
+from openrl.engines.validation import check_samples
 from openrl.errors import NotFound, ServerError, Unavailable, UserError
 from openrl.scheduler.fetching import Fetching
 from openrl.scheduler.models import Model, Models
@@ -109,6 +110,7 @@ class Controls:
             case SaveWeights() | SaveWeightsExternal() | SaveWeightsForSampler(name=str()) as save:
                 return self._prepare_save(work, model, save)
             case SaveWeightsForSampler(sampling_session_id=session):
+                check_samples(model.lora)
                 self._check_free(session, VersionId(work.request_id))
                 return Order(work, model, PinVersion(name, VersionId(work.request_id)))
             case UnloadModel():
@@ -148,6 +150,8 @@ class Controls:
         return found + [_difference(k, there[k], here[k]) for k in there if there[k] != here[k]]
 
     def _prepare_save(self, work: Work, model: Model, save: Save) -> Order | Found:
+        if isinstance(save, SaveWeightsForSampler):
+            check_samples(model.lora)
         path = path_of(model, save)
         standing = self._catalogue.find_checkpoint(path)
         if standing is not None and standing.request_id == work.request_id:

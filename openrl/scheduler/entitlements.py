@@ -12,11 +12,13 @@ from openrl.values import OwnerQuota
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """One owner's. 0 is no bound for `max_models` and `tokens_per_minute`; `weight` is the owner's
+    """One owner's. 0 is no bound for `max_models` and `tokens_per_minute`, and none at all of
+    `full_models`; `weight` is the owner's
     share of the engine, beside the others'."""
 
     weight: float
     max_models: int
+    full_models: int
     max_queued_samples: int
     max_queued_bytes: int
     max_queued_requests: int

@@ -79,6 +79,11 @@ class Models:
         """How many of the owner's are not closed."""
         return sum(1 for m in self._models.values() if m.owner == owner and m.closed is None)
 
+    def full(self, owner: OwnerId) -> int:
+        """How many of them train all parameters."""
+        mine = (m for m in self._models.values() if m.owner == owner and m.lora.full)
+        return sum(1 for model in mine if model.closed is None)
+
     def alive_by_owner(self) -> dict[OwnerId, int]:
         return Counter(m.owner for m in self._models.values() if m.closed is None)
 

@@ -15,7 +15,7 @@ from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.entitlements import Entitlements
 from openrl.scheduler.models import Models
 from openrl.scheduler.pending import payload_bytes
-from openrl.types import OwnerId, Sample, Work
+from openrl.types import LoraConfig, OwnerId, Sample, Work
 
 
 class Quotas:
@@ -41,13 +41,28 @@ class Quotas:
                     retry_after=self._backlog.seconds_to_next(owner),
                 )
 
-    def check_models(self, owner: OwnerId) -> None:
+    def check_models(self, owner: OwnerId, lora: LoraConfig) -> None:
         """Counts the one to be made, which is among the owner's models already."""
+        if lora.full:
+            self._check_full(owner)
         most = self._allowed.of(owner).max_models
         if most and self._models.alive(owner) > most:
             raise UserError(
                 f"{most} models are in memory for you, the most that this server keeps for one "
                 "owner: unload one, or finish its session"
+            )
+
+    def _check_full(self, owner: OwnerId) -> None:
+        most = self._allowed.of(owner).full_models
+        if not most:
+            raise UserError(
+                "lora_config is missing, and full-parameter training is not open to you here: send "
+                "a lora_config, or have scheduler.full_models raised"
+            )
+        if self._models.full(owner) > most:
+            raise UserError(
+                f"{most} models that train all parameters are in memory for you, the most that "
+                "this server keeps for one owner: unload one, or train an adapter"
             )
 
     async def hold(self, work: Work) -> None:

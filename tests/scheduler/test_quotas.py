@@ -15,6 +15,7 @@ from openrl.errors import Cancelled, Overloaded
 from openrl.scheduler.backlog import Backlog
 from openrl.scheduler.entitlements import Entitlements
 from openrl.types import (
+    FULL,
     AdamParams,
     CreateModel,
     Failed,
@@ -22,6 +23,8 @@ from openrl.types import (
     OptimStep,
     OptimStepDone,
     SamplerTarget,
+    SamplingSessionId,
+    SaveWeightsForSampler,
     UnloadModel,
 )
 from openrl.values import OwnerQuota
@@ -71,6 +74,36 @@ async def test_an_owner_has_a_quota_of_its_own_and_a_new_one_at_once(tmp_path: P
         whole.actor.entitlements.change(BOB, OwnerQuota(max_models=2))
         await whole.model("t:train:2", owner=BOB)
         assert whole.actor.entitlements.of(ALICE).max_models == 2
+
+
+async def test_full_models_are_off_until_an_owner_may_have_some(tmp_path: Path) -> None:
+    async with shell(
+        tmp_path, config=replace(CONFIG, owners={BOB: OwnerQuota(full_models=1)})
+    ) as w:
+        failed = await w.fails("s:train:0", CreateModel(BASE, FULL))
+        assert failed.error.category == "user"
+        assert "lora_config is missing" in failed.error.message
+        assert "scheduler.full_models" in failed.error.message
+        await w.model("s:train:1")  # adapters are another matter
+        await w.model("t:train:9", owner=BOB)
+        await w.does("t:train:0", CreateModel(BASE, FULL), owner=BOB)
+        failed = await w.fails("t:train:1", CreateModel(BASE, FULL), owner=BOB)
+        assert "1 models that train all parameters" in failed.error.message
+        await w.does("t:train:0", UnloadModel(), owner=BOB)
+        await w.does("t:train:2", CreateModel(BASE, FULL), owner=BOB)
+
+
+async def test_a_full_model_has_no_sampler(tmp_path: Path) -> None:
+    async with shell(tmp_path, config=replace(CONFIG, full_models=1)) as whole:
+        await whole.model("s:train:9")
+        await whole.does("s:train:0", CreateModel(BASE, FULL))
+        for save in (
+            SaveWeightsForSampler("one", None),
+            SaveWeightsForSampler(None, SamplingSessionId("s:sample:0")),
+        ):
+            failed = await whole.fails("s:train:0", save)
+            assert failed.error.category == "user"
+            assert "transformers loads" in failed.error.message
 
 
 async def test_samples_over_the_bound_on_requests_are_put_off(tmp_path: Path) -> None:

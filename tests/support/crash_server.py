@@ -112,6 +112,7 @@ def config(data: Path, port: int, engine: str) -> Config:
         port=port,
         data=data,
         engine=EngineConfig(threads=1),
+        scheduler=SchedulerConfig(full_models=3),
         journal=JournalConfig(replay_seconds=1.0),
         log_format="json",
     )
