@@ -20,11 +20,18 @@ MISFITS = 16
 @dataclass(slots=True)
 class Candidate:
     """Something that could lead a pass: a ready leaf, or (`leaf` None) the rows that run
-    already. The lowest `need` goes first: the owner's tag, then the session's, the lane's."""
+    already. `need` is lowest for whom it is most: the owner's tag, then the session's, the lane's.
+    `before` is the neediest that this one leads before, if any: see `turns`."""
 
     need: tuple[float, ...]
     group: Group
     leaf: Share | None
+    before: Candidate | None = None
+
+    @property
+    def clock(self) -> float:
+        """Virtual time among owners when it leads."""
+        return (self.before or self).need[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +39,8 @@ class Flight:
     """A pass in the engine. `parts` are its training requests, one entry for each atom with
     its `tokens`; `prefills` the tokens that rows joining the batch cost; `estimates` the
     seconds that were charged in advance; `waits` how long those had waited that it serves
-    first; `held` for how long its heads were held for company."""
+    first; `held` for how long its heads were held for company; `jumped` whether somebody needier
+    was passed over for it."""
 
     id: PassId
     group: Group
@@ -46,6 +54,7 @@ class Flight:
     estimates: dict[Share, float] = field(default_factory=dict)
     waits: tuple[float, ...] = ()
     held: float = 0.0
+    jumped: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +63,7 @@ class Draft:
 
     Company must not be more than `slack` seconds of service ahead of the leader: an owner that
     rides along with everybody would otherwise get more than its weight. With `only`, all of it
-    is that lane's.
+    is that lane's. With `jumps`, its leader comes before a needier one, and moves no virtual time.
     """
 
     group: Group
@@ -62,6 +71,7 @@ class Draft:
     clock: float
     slack: float
     budget: Budget
+    jumps: bool = False
     estimates: dict[Share, float] = field(default_factory=dict)
     aside: list[Share] = field(default_factory=list)
     riders_only: bool = False

@@ -1,6 +1,6 @@
 """Which pass runs next, and what goes into it.
 
-The neediest that can start leads; compatible heads of other lanes fill the pass in the order
+Who leads: `turns`. Compatible heads of other lanes fill the pass in the order
 of need, up to a budget of tokens and of estimated seconds (the quantum).
 
 While other work keeps the engine busy lanes fall into step by themselves. When there is none, the
@@ -28,6 +28,7 @@ from openrl.scheduler.core.requests import Request
 from openrl.scheduler.core.residency import Residency
 from openrl.scheduler.core.sharing import Sharing
 from openrl.scheduler.core.slices import Slicer
+from openrl.scheduler.core.turns import Turns
 
 
 class Planner:
@@ -39,6 +40,7 @@ class Planner:
         self._passes = 0
         self.held: Hold | None = None
         self._sharing = Sharing(config.sharing, residency)
+        self.turns = Turns(config.quantum_seconds if self._sharing.fused else 0.0)
         self._slicer = Slicer(config, queues, residency, self._sharing, self.model, self._id)
 
     def model(self, group: Group) -> CostModel:
@@ -47,11 +49,12 @@ class Planner:
 
     def next_pass(self, now: float) -> Flight | None:
         """None when nothing can start."""
-        candidates = sorted(self._candidates(), key=lambda one: one.need)
+        candidates = sorted(self._candidates(), key=self.turns.need)
         self.held = self._hold(candidates, now)
-        for lead in () if self.held else candidates:
+        for lead in () if self.held else self.turns.order(candidates):
             self._sharing.led(lead)
             if flight := self._lead(lead, candidates, now):
+                flight.jumped = lead.before is not None
                 return flight
         return self._slicer.sweep(now)
 
@@ -95,11 +98,11 @@ class Planner:
                 return self._slicer.lead(lead, others, now)
 
     def _draft(self, lead: Candidate) -> Draft:
-        """An empty pass; virtual time moves to its leader."""
         quantum = self._config.quantum_seconds
         budget = Budget(quantum, self._config.pass_tokens)
         only = self._sharing.only(lead)
-        return Draft(lead.group, self._queues.root, lead.need[0], quantum, budget, only=only)
+        jumps = lead.before is not None
+        return Draft(lead.group, self._queues.root, lead.clock, quantum, budget, jumps, only=only)
 
     def _train(self, draft: Draft, now: float) -> Flight:
         pieces: list[tuple[Request, int]] = []
@@ -176,7 +179,7 @@ class Planner:
         return lane, request
 
     def _send(self, draft: Draft, lane: OrderedLane, request: Request, now: float) -> None:
-        if not draft.budget.pieces:
+        if not draft.budget.pieces and not draft.jumps:
             fairshare.serve(lane.share)
         if lane.current is None:
             lane.start(request)

@@ -68,7 +68,8 @@ class Slicer:
         neediest = next((one.leaf for one in others if one.group[1] == "sample" and one.leaf), None)
         sharing = self._sharing.may_sample(lead, neediest)
         if lead.leaf is None:
-            fairshare.advance(self._queues.root, lead.need[0])
+            if lead.before is None:
+                fairshare.advance(self._queues.root, lead.clock)
             open_door = neediest is not None and self._fits(self._waiting(neediest))
             return self._slice(lead, open_door and sharing, now)
         if lead.leaf is not neediest or not sharing:
@@ -77,7 +78,8 @@ class Slicer:
             away = self._make_room(lead.leaf, lead.group[0], now)
             if away is not None or not self._victims(self._waiting(lead.leaf)):
                 return away
-        fairshare.serve(lead.leaf)
+        if lead.before is None:
+            fairshare.serve(lead.leaf)
         return self._slice(lead, True, now)
 
     def sweep(self, now: float) -> Flight | None:
@@ -168,7 +170,7 @@ class Slicer:
         most = self._config.decode_steps
         quantum = self._config.quantum_seconds
         budget = Budget(quantum, self._config.pass_tokens)
-        draft = Draft(lead.group, self._queues.root, lead.need[0], quantum, budget)
+        draft = Draft(lead.group, self._queues.root, lead.clock, quantum, budget)
         draft.riders_only = lead.leaf is None
         draft.only = self._sharing.only(lead)
         changes = Changes()

@@ -196,6 +196,7 @@ class State:
         for leaf, part in parts.items():
             fairshare.charge(leaf, part.seconds - flight.estimates.get(leaf, 0.0))
             self.chronicle.used(leaf, part.seconds, part.tokens)
+        self.planner.turns.took(flight, event.seconds)
         self.chronicle.record(flight, event, parts, self._now)
 
     def _parts_ended(self, flight: Flight, event: Finished) -> None:
