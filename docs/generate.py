@@ -221,7 +221,8 @@ ROUTES: Mapping[str, str] = {
     "POST sessions/search": "The caller's sessions by name, tag, project and time.",
     "PUT sessions/{session_id}/project": "Puts a session under a project's name.",
     "GET sessions/{session_id}/trace_export": "Says that there is no timeline to export.",
-    "POST create_model": "Begins a training run: a fresh LoRA adapter on a base model. *",
+    "POST create_model": "Begins a training run: a fresh LoRA adapter on a base model, or "
+    "without `lora_config` [all its parameters](full.md). *",
     "POST get_info": "A model's base, rank, architecture and tokenizer.",
     "POST forward_backward": "Log-probabilities and loss; adds to the gradient. *",
     "POST forward": "The same without gradients, for SDKs before 0.25. *",

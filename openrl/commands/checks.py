@@ -42,7 +42,7 @@ class Check:
 def all_checks(config: Config) -> Iterator[Check]:
     yield _python()
     yield from _packages(config)
-    yield _device(config)
+    yield from _device(config)
     yield _memory()
     yield from _model_files(config)
     yield from _data(config)
@@ -67,19 +67,24 @@ def _packages(config: Config) -> Iterator[Check]:
             yield Check(name, not needed, "not installed", todo)
 
 
-def _device(config: Config) -> Check:
+def _device(config: Config) -> Iterator[Check]:
     if find_spec("torch") is None:  # looks without importing
         found = "unknown without torch"
-        return Check("device", config.engine.kind != "torch", found, "install torch first")
+        yield Check("device", config.engine.kind != "torch", found, "install torch first")
+        return
     from openrl.engines.pytorch.devices import device_facts
 
     try:
-        facts = device_facts(config.engine.device)
+        facts = device_facts(config.engine.device, config.engine.dtype)
     except UserError as error:
-        return Check("device", False, error.message, "choose another with --device")
+        yield Check("device", False, error.message, "choose another with --device")
+        return
     if facts.total is None:
-        return Check("device", True, facts.name)
-    return Check("device", True, f"{facts.name}, {size(facts.free)} of {size(facts.total)} free")
+        yield Check("device", True, facts.name)
+    else:
+        room = f"{size(facts.free)} of {size(facts.total)} free"
+        yield Check("device", True, f"{facts.name}, {room}")
+    yield Check("numbers", True, facts.policy)
 
 
 def _memory() -> Check:

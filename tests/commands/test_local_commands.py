@@ -84,6 +84,7 @@ def test_a_healthy_machine(tmp_path: Path) -> None:
     expected |= {"keys and TLS", "open files", f"model {demo.NAME}"}
     assert expected <= checks.keys()
     assert checks["device"]["found"] == "cpu"
+    assert checks["numbers"]["found"].startswith("base model in float32 (bfloat16 products")
     assert not (tmp_path / "data").exists(), "it changes nothing"
     assert "✓ device: cpu" in run("doctor", "--port", "0", "--device", "cpu").stdout
 

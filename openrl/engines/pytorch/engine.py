@@ -46,6 +46,7 @@ from openrl.engines.base import (
 )
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.checkpoint import read_adapter
+from openrl.engines.pytorch.devices import choose_device, choose_dtype
 from openrl.engines.pytorch.heap import keep_freed_memory
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS
 from openrl.engines.pytorch.loading import load_base_model
@@ -59,7 +60,7 @@ from openrl.engines.pytorch.snapshots import files_of_job, files_of_version
 from openrl.engines.pytorch.stops import LazyDetokenizer
 from openrl.engines.pytorch.trainer import Trainer
 from openrl.engines.snapshots import SnapshotWriter
-from openrl.errors import OpenRLError, ServerError, UserError
+from openrl.errors import OpenRLError, ServerError
 
 log = logging.getLogger("openrl")
 
@@ -261,31 +262,6 @@ class TorchEngine:
             headroom_bytes=free_bytes(self.device) or 0,
             kv_pools=pools,
         )
-
-
-def choose_device(wanted: str) -> torch.device:
-    """Raises `UserError` for a device that this machine does not have."""
-    if wanted == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda", 0)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(wanted)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UserError(f"device {wanted!r} cannot be used here: {error}") from error
-    return device
-
-
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """bfloat16 products are several times slower than fp32 on CPUs without AMX."""
-    if wanted == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[wanted]
 
 
 def _needs(bases: Sequence[BaseModel]) -> list[Needs]:

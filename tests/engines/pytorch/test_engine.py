@@ -26,7 +26,7 @@ from openrl.engines.base import (
     TrainPass,
     WeightsKey,
 )
-from openrl.engines.pytorch.engine import TorchEngine, choose_device
+from openrl.engines.pytorch.engine import TorchEngine
 from openrl.errors import NotFound, ServerError, UserError
 from openrl.types import (
     AdamParams,
@@ -191,10 +191,3 @@ def test_a_directory_that_cannot_be_written_fails_its_save_alone(engine, tmp_pat
     error = _control(engine, key, SaveAdapter(M, tmp_path / "missing", with_optimizer=False))
     assert isinstance(error, ServerError)
     assert isinstance(_train(engine, key)[0], ForwardBackwardOutput)
-
-
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(UserError, match="cannot be used here"):
-        choose_device("cuda:77")
-    with pytest.raises(UserError, match="cannot be used here"):
-        choose_device("abacus")
