@@ -8,7 +8,7 @@ top, board    top: what the engine does and for whom, from the stream of a dashb
 runs          runs, models
 checkpoints   checkpoints
 remote        one server, over HTTP
-demonstration demo, of a checkout
+demonstration demo and research, of a checkout
 saying        tables, JSON, times and sizes
 
 Exit status: 0 it is done, 1 it was refused or failed, 2 it was not understood.
@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from openrl.commands.checkpoints import checkpoints_group
-from openrl.commands.demonstration import demo
+from openrl.commands.demonstration import demo, research
 from openrl.commands.doctor import doctor
 from openrl.commands.keys import keys_group
 from openrl.commands.planning import plan
@@ -57,6 +57,7 @@ def version() -> None:
 
 
 for command in (
-    serve, demo, config_group, keys_group, doctor, plan, top, runs_group, checkpoints_group, models,
+    serve, demo, research, config_group, keys_group, doctor, plan, top, runs_group,
+    checkpoints_group, models,
 ):  # fmt: skip
     cli.add_command(command)

@@ -150,10 +150,14 @@ def test_the_shell_completes_commands() -> None:
 # --- demo -----------------------------------------------------------------------------------
 
 
-def test_the_demo_of_the_checkout_is_run_with_its_own_flags() -> None:
-    """In a process: the command becomes the demo."""
+@pytest.mark.parametrize(("command", "flag"), [("demo", "--jobs"), ("research", "--parallel")])
+def test_scripts_of_the_checkout_are_run_with_their_own_flags(command: str, flag: str) -> None:
+    """In a process: the command becomes the script. From elsewhere: it finds the checkout."""
     done = subprocess.run(
-        [sys.executable, "-m", "openrl.cli", "demo", "--help"], capture_output=True, text=True
+        [sys.executable, "-m", "openrl.cli", command, "--help"],
+        capture_output=True,
+        text=True,
+        cwd="/",
     )
-    assert done.returncode == 0
-    assert "--jobs" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert flag in done.stdout

@@ -17,7 +17,12 @@ LOOPS = (sft, dpo, grpo, cispo, p3o, ppo)
 
 
 @pytest.mark.slow
-async def test_each_loop_runs(tmp_path):
+async def test_each_loop_runs(tmp_path, monkeypatch):
+    for loop in LOOPS:
+        for name, small in (("QUESTIONS", 6), ("SAMPLES", 4), ("BATCH", 8)):
+            if hasattr(loop, name):
+                monkeypatch.setattr(loop, name, small)
+
     def run(url):
         with openrl.connect(url, "tml-test") as client:
             return {loop: list(loop.train(client, demo.NAME, 2, 0)) for loop in LOOPS}
