@@ -69,6 +69,7 @@ def control_plane(programs: Path, work: Path) -> Iterator[None]:
     (work / "config").write_text(json.dumps(_client_configuration()))
     etcd = f"http://127.0.0.1:{ETCD}"
     client = [f"--kubeconfig={work / 'config'}", "--leader-elect=false"]
+    account = f"--service-account-private-key-file={key}"
     commands = [
         [
             "etcd",
@@ -81,23 +82,22 @@ def control_plane(programs: Path, work: Path) -> Iterator[None]:
             programs / "kube-apiserver",
             f"--etcd-servers={etcd}",
             f"--secure-port={PORT}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
             f"--cert-dir={work}",
             f"--token-auth-file={work / 'tokens'}",
+            "--authorization-mode=RBAC",
             "--service-cluster-ip-range=10.96.0.0/16",
+            "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            "--bind-address=127.0.0.1",
-            "--authorization-mode=RBAC",
-            "--advertise-address=127.0.0.1",
         ],
         [
             programs / "kube-controller-manager",
             *client,
-            f"--service-account-private-key-file={key}",
-            "--controllers=*,-nodelifecycle",
-            "--use-service-account-credentials=false",
+            account,
             f"--cert-dir={work}",
+            "--controllers=*,-nodelifecycle",  # nobody keeps these machines alive
         ],
         [programs / "kube-scheduler", *client],
     ]
