@@ -131,6 +131,14 @@ MEANINGS: Mapping[str, str] = {
     "metrics.key": "A key that opens `/metrics` from elsewhere, and nothing else.",
     "traces.endpoint": "Where OpenTelemetry spans go over OTLP/HTTP, say "
     "`http://127.0.0.1:4318/v1/traces`; empty: there are none. Needs the extra `otel`.",
+    "cluster.node": "This node's name, and that of its home: see [many nodes](cluster.md). It "
+    "stays with the data directory. Empty: a node by itself.",
+    "cluster.address": "The URL by which the other nodes reach this one.",
+    "cluster.peers": "URLs of the nodes with commas between. Each host stands for all of its "
+    "addresses, so that a headless Service is one URL. This node's own may be among them.",
+    "cluster.secret": "What the nodes sign with, the same on all of them.",
+    "cluster.refresh_seconds": "How often the others are asked how they are.",
+    "cluster.away_seconds": "After how long without an answer a node counts as away.",
 }
 
 HEAD = """\

@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_type_hints
 import msgspec
 
 from openrl.errors import UserError
+from openrl.limits import Limits as Limits
 from openrl.model_sources import ModelSource as ModelSource
 from openrl.model_sources import sources_in
 from openrl.settings import (
@@ -38,6 +39,7 @@ from openrl.values import (
     Home,
     Key,
     KeyOrHash,
+    NodeName,
     Owners,
     Port,
     Seconds,
@@ -114,29 +116,6 @@ class AuthConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What the door lets in. `topk_prompt_logprobs` bounds what is asked for at one position of a
-    prompt: the best tokens, alternatives drawn, and tokens to be scored. `header_seconds`: within
-    which the head of a request must be there; `body_seconds` are granted to its body, and more at
-    `body_bytes_per_second`. `open_polls` and `open_bodies_bytes` are each owner's."""
-
-    body_bytes: Count = 256 << 20
-    body_bytes_per_second: Count = 4096
-    body_seconds: Seconds = 20.0
-    header_seconds: Seconds = 20.0
-    open_bodies_bytes: Count = 1 << 30
-    open_polls: Count = 16384
-    request_tokens: Count = 16 << 20
-    datums: Count = 4096
-    num_samples: Count = 1024
-    id_chars: Count = 255
-    metadata_bytes: Count = 64 << 10
-    topk_prompt_logprobs: Whole = 128
-    topk_sample_logprobs: Whole = 128
-    tensor_elements: Count = 64 << 20
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointsConfig:
     """`url`: where checkpoints are kept besides the data directory, which is a cache of
     `cache_bytes` then; anything that fsspec can write to. `owner_bytes` and `owner_count`: how
@@ -177,6 +156,21 @@ class TracesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """`node`: this one's name, and that of its home; empty is a node by itself. `address`: the URL
+    by which the others reach it. `peers`: URLs with commas between; each host stands for all of its
+    addresses. `secret`: what nodes sign with, the same on all. `away_seconds`: after how long
+    without an answer a node is away."""
+
+    node: NodeName = ""
+    address: str = ""
+    peers: str = ""
+    secret: Key = ""
+    refresh_seconds: Seconds = 2.0
+    away_seconds: Seconds = 6.0
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """`poll_seconds`: how long a poll is held before the answer is "still pending"; the SDK
     reads for 45 s. `retention_seconds`: how long a result can be fetched again.
@@ -208,6 +202,7 @@ class Config:
     checkpoints: CheckpointsConfig = field(default_factory=CheckpointsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
 
 
 # --- loading --------------------------------------------------------------------------------
@@ -225,9 +220,10 @@ _SECTIONS: Mapping[str, type] = {
     "checkpoints": CheckpointsConfig,
     "metrics": MetricsConfig,
     "traces": TracesConfig,
+    "cluster": ClusterConfig,
 }
 
-SECRETS = frozenset({"server.admin_key", "auth.keys", "metrics.key"})
+SECRETS = frozenset({"server.admin_key", "auth.keys", "metrics.key", "cluster.secret"})
 """Keys whose values are shown to nobody."""
 
 

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 
 from aiohttp import web
@@ -40,7 +40,7 @@ from openrl.journal import NOTHING, DiskJournal, Journal, NullJournal, Recovered
 from openrl.scheduler.actor import EngineActor
 from openrl.scheduler.admission import Admission
 from openrl.scheduler.fetching import Fetching
-from openrl.signing import Signer
+from openrl.signing import signer_of
 from openrl.startup import StartupView, warn_of_keyless
 from openrl.storage import FsspecStorage
 from openrl.tls import server_context
@@ -71,6 +71,8 @@ async def node(
     """Opens the door and, on the way out, drains. Without an `engine` the configuration says
     which one. Raises `UserError` for a model that is not there or a data directory that another
     node holds, `OSError` for a port that is taken."""
+    if config.cluster.node:
+        config = replace(config, home=config.cluster.node)
     with claim(config.data):
         catalogue = Catalogue(config.data / "catalogue.sqlite")
         try:
@@ -141,7 +143,7 @@ async def _running(
     admission = Admission(
         actor, catalogue, fetching, futures, journal, config.scheduler, config.limits, now=time.time
     )
-    signer = Signer.of(config.data / "signing.key")
+    signer = signer_of(config)
     services = Services(
         config=config,
         catalogue=catalogue,

@@ -6,6 +6,7 @@ their audience.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import jwt
 
+from openrl.config import Config
 from openrl.errors import Forbidden, Unauthenticated
 from openrl.types import TinkerPath
 
@@ -86,3 +88,10 @@ class Signer:
         if claims["exp"] <= now:  # by the clock that is handed in, not by PyJWT's
             raise jwt.ExpiredSignatureError
         return claims
+
+
+def signer_of(config: Config) -> Signer:
+    """In a cluster all nodes sign alike: a link or an identity is good at any of them."""
+    if config.cluster.secret:
+        return Signer(hashlib.sha256(f"openrl\n{config.cluster.secret}".encode()).digest())
+    return Signer.of(config.data / "signing.key")

@@ -21,6 +21,13 @@ Home: TypeAlias = Annotated[
         pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="lowercase letters, digits, -"
     ),
 ]
+NodeName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)?$",
+        description="lowercase letters, digits, . and -",
+    ),
+]
 Key: TypeAlias = Annotated[
     str,
     Meta(

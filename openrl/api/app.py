@@ -10,6 +10,7 @@ from openrl.api import heads, middleware, request_ids
 from openrl.api.accounts import Accounts
 from openrl.api.anthropic import Anthropic
 from openrl.api.checkpoints import Checkpoints
+from openrl.api.cluster.routing import Routing
 from openrl.api.dashboard import Dashboard
 from openrl.api.downloads import Downloads
 from openrl.api.futures import Polls
@@ -76,6 +77,7 @@ class Attached(Protocol):
 
 
 def build_app(services: Services) -> web.Application:
+    routing = Routing(services) if services.config.cluster.node else None
     app = web.Application(
         middlewares=[
             heads.timed,
@@ -83,7 +85,9 @@ def build_app(services: Services) -> web.Application:
             middleware.errors,
             Turnstile().middleware,
             visitors(services.config),
+            *([routing.recognised] if routing else []),
             middleware.authentication(services.authenticator),
+            *([routing.routed] if routing else []),
             middleware.durably(services.catalogue.flushing),
         ],
         client_max_size=services.config.limits.body_bytes,
@@ -94,6 +98,8 @@ def build_app(services: Services) -> web.Application:
         app.add_routes(group.routes())
         if isinstance(group, Attached):
             group.attach(app)
+    if routing:
+        routing.attach(app)
     return app
 
 

@@ -33,6 +33,9 @@ from openrl.errors import PayloadTooLarge, TooSlow, UserError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+BODY = web.RequestKey("body", bytes)
+"""Of a request whose body was read before its handler's turn."""
+
 MAX_TEXT = 4000
 
 _ZSTD_BITE = 2048

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from openrl.api import auth, codec, results, schema
 from openrl.api.services import Services
+from openrl.cluster import names
 from openrl.errors import Gone, NotFound, OpenRLError, ServerError
 from openrl.futures import Entry
 from openrl.types import Failed, Outcome, OwnerId, RequestId, Sample
@@ -39,7 +40,7 @@ class Polls:
         with self._services.polls.holding(owner, 1, config.limits.open_polls):
             outcome = await self._services.futures.wait(entry, config.poll_seconds)
         if outcome is None:
-            return self._pending(request, entry)
+            return self._pending(request, entry, body.request_id)
         return _result(request, entry, outcome, body.allow_metadata_only)
 
     async def retrieve_many(self, request: web.Request) -> web.Response:
@@ -66,22 +67,21 @@ class Polls:
 
     async def cancel(self, request: web.Request) -> web.Response:
         body = await self._services.read(request, schema.CancelFuture)
-        request_id = RequestId(self._services.check_id(body.request_id))
+        request_id = RequestId(names.plain(self._services.check_id(body.request_id)))
         self._services.admission.cancel(request_id, auth.owner_of(request))
         return web.Response(status=web.HTTPNoContent.status_code)
 
     def _find(self, request_id: str, owner: OwnerId) -> Entry:
         try:
-            return self._services.futures.find(
-                RequestId(self._services.check_id(request_id)), owner
-            )
+            known = RequestId(names.plain(self._services.check_id(request_id)))
+            return self._services.futures.find(known, owner)
         except NotFound as error:
             raise Gone(error.message) from error
 
-    def _pending(self, request: web.Request, entry: Entry) -> web.Response:
+    def _pending(self, request: web.Request, entry: Entry, asked: str) -> web.Response:
         answer = {
             "type": "try_again",
-            "request_id": entry.request_id,
+            "request_id": asked,
             "queue_state": self._services.admission.queue_state(entry.request_id),
             "queue_state_reason": self._services.admission.why_waiting(entry.request_id),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aiohttp import web
@@ -11,11 +12,21 @@ from openrl.errors import UserError
 DEFAULT_LIMIT = 100
 MAX_LIMIT = 1000
 
+PART = web.RequestKey("part", bool)
+"""The request of a node that puts the lists of several together: it needs each one's first items,
+however many, and when they were made."""
+
 
 def window(request: web.Request) -> tuple[int, int]:
     """Raises `UserError` for what is no number; a larger limit is cut to 1000."""
     limit = number(request, "limit", DEFAULT_LIMIT)
-    return min(limit, MAX_LIMIT), number(request, "offset", 0)
+    most = limit if request.get(PART) else MAX_LIMIT
+    return min(limit, most), number(request, "offset", 0)
+
+
+def times(request: web.Request, made: Iterable[float]) -> dict[str, list[float]]:
+    """What a part says besides."""
+    return {"created": list(made)} if request.get(PART) else {}
 
 
 def cursor(limit: int, offset: int, total: int) -> dict[str, Any]:

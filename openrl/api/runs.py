@@ -37,6 +37,7 @@ class Runs:
         answer = {
             "training_runs": [shapes.run(each, self._saved(request, each)) for each in page.items],
             "cursor": paging.cursor(limit, offset, page.total),
+            **paging.times(request, (each.created_at for each in page.items)),
         }
         return codec.answer(request, answer)
 
@@ -61,6 +62,7 @@ class Runs:
         answer = {
             "checkpoints": [shapes.checkpoint(each) for each in found],
             "cursor": paging.cursor(limit, offset, page.total),
+            **paging.times(request, (each.created_at for each in found)),
         }
         return codec.answer(request, answer)
 

@@ -42,7 +42,7 @@ class Sampling:
         session = self._services.live_session(body.session_id, owner)
         sampler = Sampler(
             sampling_session_id=SamplingSessionId(
-                f"{session.session_id}:sample:{body.sampling_session_seq_id}"
+                self._services.named(f"{session.session_id}:sample:{body.sampling_session_seq_id}")
             ),
             session_id=session.session_id,
             owner=owner,

@@ -16,6 +16,7 @@ from openrl.api.feeds import Feeds
 from openrl.api.shares import Shares
 from openrl.catalogue import Catalogue, Checkpoint, Session
 from openrl.checkpoints import CheckpointStore
+from openrl.cluster import names
 from openrl.config import Config
 from openrl.errors import Gone, Unauthenticated, UserError
 from openrl.futures import Futures
@@ -73,6 +74,9 @@ class Services:
 
     async def body(self, request: web.Request) -> bytes:
         """Decompressed. Raises `Overloaded` when its owner is sending too much at once."""
+        read: bytes | None = request.get(codec.BODY)
+        if read is not None:
+            return read
         limits = self.config.limits
         size = request.content_length
         if size is None:  # told by none, or in pieces of which nobody knows how many
@@ -87,6 +91,11 @@ class Services:
             limit = self.config.limits.id_chars
             raise UserError(f"an id of {len(identity)} characters: {limit} are allowed")
         return identity
+
+    def named(self, name: str) -> str:
+        """A sampling session or request, by the name that says in a cluster who serves it."""
+        node = self.config.cluster.node
+        return names.served_by(name, node) if node else name
 
     def session(self, session_id: str, owner: OwnerId) -> Session:
         """Raises `NotFound`."""

@@ -68,7 +68,11 @@ class Sessions:
         runs.accessible(request)  # one's own either way: sessions are not shared
         limit, offset = paging.window(request)
         page = self._services.catalogue.sessions(auth.owner_of(request), limit, offset)
-        return codec.answer(request, {"sessions": [each.session_id for each in page.items]})
+        answer = {
+            "sessions": [each.session_id for each in page.items],
+            **paging.times(request, (each.created_at for each in page.items)),
+        }
+        return codec.answer(request, answer)
 
     async def get(self, request: web.Request) -> web.Response:
         owner = auth.owner_of(request)

@@ -241,11 +241,7 @@ class Training:
         return await self._submit(request, model_id, seq_id, operation)
 
     async def _submit(
-        self,
-        request: web.Request,
-        model_id: str,
-        seq_id: int,
-        operation: TrainingOperation,
+        self, request: web.Request, model_id: str, seq_id: int, operation: TrainingOperation
     ) -> web.Response:
         """Answers with the promise once the work is accepted; a repeat gets the same one."""
         owner = auth.owner_of(request)

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from openrl.catalogue.flushing import Flushing
 from openrl.catalogue.ledgers import AuditLog, UsageLedger
+from openrl.catalogue.placements import Placements
 from openrl.catalogue.records import (
     Checkpoint,
     Mark,
@@ -33,10 +34,8 @@ from openrl.catalogue.table import Filter, Table
 from openrl.errors import NotFound, UserError
 from openrl.types import ModelId, OwnerId, SamplerTarget
 
-REMEMBERED = 16384
-"""Rows that are answered from memory, a kilobyte each; others cost a look into the file."""
-MARKS = 1024
-"""Of the clones of one sampler."""
+REMEMBERED = 16384  # rows answered from memory, a KiB each; others cost a look into the file
+MARKS = 1024  # of the clones of one sampler
 
 
 class Catalogue:
@@ -47,6 +46,7 @@ class Catalogue:
         self.flushing = Flushing(self._table.sql, file)
         self.audit = AuditLog(self._table.sql)
         self.usage = UsageLedger(self._table.sql)
+        self.placements = Placements(self._table.sql)
         self._known: dict[tuple[str, str], Noun] = {}  # the oldest is forgotten first
         self._remembered = REMEMBERED if remembered is None else remembered
         self._touched: dict[ModelId, float] = {}

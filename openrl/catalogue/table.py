@@ -31,6 +31,11 @@ _MIGRATIONS = (
         base_model TEXT NOT NULL, kind TEXT NOT NULL, amount INTEGER NOT NULL,
         PRIMARY KEY (owner, hour, session, base_model, kind)) WITHOUT ROWID;
     """,
+    """
+    CREATE TABLE placements (
+        name TEXT PRIMARY KEY, session TEXT NOT NULL, node TEXT NOT NULL) WITHOUT ROWID;
+    CREATE INDEX placements_by_session ON placements (session);
+    """,
 )
 _PUT = """INSERT INTO nouns VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE SET
     owner = excluded.owner, parent = excluded.parent, created_at = excluded.created_at,
