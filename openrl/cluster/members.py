@@ -41,8 +41,8 @@ class Members:
     def present(self, now: float) -> tuple[Report, ...]:
         """This one is always there, once it has reported."""
         return tuple(
-            replace(report, models=report.models + self._placed[node])
-            for node, report in sorted(self._reports.items())
+            replace(report, models=report.models + more) if (more := self._placed[node]) else report
+            for node, report in self._reports.items()
             if self._is_here(node, now)
         )
 

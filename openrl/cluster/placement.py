@@ -12,21 +12,20 @@ from openrl.errors import NotFound, Unavailable
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a node says of itself. `address` is the URL by which others reach it; `bases` it
-    serves, `ready` are those whose weights are loaded; `models` are alive on it; `load` is the
-    part of the last seconds in which its engine worked. `draining`: it takes no new models."""
+    serves, `ready` are those whose weights are loaded; `models` are alive on it. `draining`: it
+    takes no new models."""
 
     node: str
     address: str
     bases: tuple[str, ...]
     ready: tuple[str, ...] = ()
     models: int = 0
-    load: float = 0.0
     draining: bool = False
 
 
 def choose(present: Iterable[Report], base: str, name: str) -> str:
     """The node for the model or sampler `name`. Weights that are there come first, then fewer
-    models, then the less busy engine; equals share names evenly, and without agreeing on it.
+    models; equals share names evenly, and without agreeing on it.
     Raises `NotFound` for a base that none serves, and `Unavailable` when all that do are draining.
     """
     everyone = tuple(present)
@@ -37,9 +36,10 @@ def choose(present: Iterable[Report], base: str, name: str) -> str:
     open_ones = [report for report in serving if not report.draining]
     if not open_ones:
         raise Unavailable(f"every node that serves {base!r} is draining", retry_after=5.0)
-    return min(open_ones, key=lambda report: _order(report, base, name)).node
+    least = min(_burden(report, base) for report in open_ones)
+    equals = [report.node for report in open_ones if _burden(report, base) == least]
+    return max(equals, key=lambda node: hashlib.sha256(f"{node}\n{name}".encode()).digest())
 
 
-def _order(report: Report, base: str, name: str) -> tuple[bool, int, float, bytes]:
-    draw = hashlib.sha256(f"{report.node}\n{name}".encode()).digest()
-    return (base not in report.ready, report.models, round(report.load, 1), draw)
+def _burden(report: Report, base: str) -> tuple[bool, int]:
+    return (base not in report.ready, report.models)

@@ -1,6 +1,7 @@
 """Several nodes, real ones on addresses of their own, and clients that know one of them."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,11 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 import tinker
+from aiohttp import web
 from support.node import CONFIG, serving_in_a_thread
 from support.nodes import SECRET, acquainted, configs, together
 from tinker import types
 
 from openrl.cluster.hops import HEADER, Hop, Hops
+from openrl.cluster.placement import Report
 from openrl.errors import UserError
 from openrl.server import Node, node
 
@@ -200,6 +203,39 @@ async def test_hops_are_signed_and_go_no_further(tmp_path: Path) -> None:
                 f"{nodes['a'].address}/cluster/v1/report", headers={"X-API-Key": "tml-alice"}
             ) as answer:
                 assert answer.status == 401
+
+
+async def test_an_answer_that_breaks_off_is_not_taken_for_whole(tmp_path: Path) -> None:
+    """Another node promises a hundred bytes, sends five, and is gone."""
+    made = configs(tmp_path, SERVED)
+    hops, there = Hops(SECRET), made["b"]
+
+    async def report(request: web.Request) -> web.Response:
+        said = Report("b", there.cluster.address, ("fake/b",), ("fake/b",))
+        return web.json_response({"report": hops.sign_report(said, time.time())})
+
+    async def broken(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Length": "100"})
+        await answer.prepare(request)
+        await answer.write(b"{'a':")
+        assert request.transport is not None
+        request.transport.abort()
+        return answer
+
+    app = web.Application()
+    app.add_routes([web.get("/cluster/v1/report", report), web.post("/{any:.*}", broken)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, there.host, there.port).start()
+    try:
+        async with together({"a": made["a"]}) as nodes, client() as http:
+            url = f"{nodes['a'].address}/api/v1/retrieve_future"
+            asked = {"request_id": "b-01234567-89ab-cdef-0123-456789abcdef:train:0:1"}
+            with pytest.raises(aiohttp.ClientError):
+                async with http.post(url, json=asked) as answer:
+                    await answer.read()
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_node_that_could_not_take_part_does_not_start(tmp_path: Path) -> None:

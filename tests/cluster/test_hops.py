@@ -41,7 +41,7 @@ def test_it_is_good_for_one_request_at_one_node_for_a_while() -> None:
 
 
 def test_a_report_is_signed() -> None:
-    said = Report("a", "http://a:1", ("m", "n"), ("m",), 3, 0.5)
+    said = Report("a", "http://a:1", ("m", "n"), ("m",), 3, draining=True)
     assert HOPS.read_report(HOPS.sign_report(said, 0.0), 1.0) == said
     with pytest.raises(Unauthenticated):
         HOPS.read_report(HOPS.sign(HOP, 0.0), 1.0)

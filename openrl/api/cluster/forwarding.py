@@ -65,6 +65,8 @@ class Forwarding:
                 async for part in answer.content.iter_any():
                     await response.write(part)
             except aiohttp.ClientError as error:
+                if request.transport is not None:  # whatever is written now would look like more
+                    request.transport.abort()
                 raise ConnectionResetError(f"node {node!r} broke off") from error
             await response.write_eof()
             return response

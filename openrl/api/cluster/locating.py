@@ -45,7 +45,9 @@ class Locator:
         return self._peers.members.place(address.base, caller.owner, now)
 
     async def serving(self, name: str) -> str:
-        """Of a session, its home."""
+        """Of a session, its home. What is too long for an id is refused here."""
+        if len(name) > self._services.config.limits.id_chars:
+            return self._peers.node
         if (node := names.node_of(name)) is not None:
             return self._own_if_kept(node, name)
         home = names.home_of(name)

@@ -115,7 +115,7 @@ class Peers:
                         headers=[*(headers or {}).items(), (HEADER, hop)],
                         data=data,
                         allow_redirects=False,
-                        timeout=aiohttp.ClientTimeout(total=None, sock_connect=2.0),
+                        timeout=aiohttp.ClientTimeout(None, sock_connect=2.0, sock_read=seconds),
                     )
                 finally:
                     self._waits[node].discard(patience)

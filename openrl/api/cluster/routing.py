@@ -123,8 +123,7 @@ class Routing:
         if request.path.startswith(downloads.PREFIX):
             token = request.match_info["token"]
             link = self._services.signer.read_link(token, self._services.clock())
-            run = names.run_of(link.path)
-            return None if run is None else Address(run)
+            return Address(names.run_of(link.path) or link.path)  # a trace's is its session
         return addressing.in_path(request.match_info)
 
     # --- sessions whose work is elsewhere too ---
