@@ -21,11 +21,17 @@ from recipes.autoresearch.report import progress
 from recipes.autoresearch.study import Sources, Study
 from recipes.autoresearch.working import Failed, Limits, Meter, OverBudget, Refused, attempt
 
-OUTCOMES = {Refused: book.REFUSED, Failed: book.FAILED, OverBudget: book.OVER_BUDGET}
-
 
 class Pruned(Exception):
     """The proposer gave it up on the way."""
+
+
+OUTCOMES: dict[type[Exception], str] = {
+    Pruned: book.PRUNED,
+    Refused: book.REFUSED,
+    OverBudget: book.OVER_BUDGET,
+}
+"""Of what an experiment may end by; anything else is a failure."""
 
 
 @dataclass(frozen=True)
@@ -87,13 +93,10 @@ class Harness:
             experiment = await self._rungs(experiment, order, service, proposal, proposer)
             async with self._deciding:
                 experiment = await self._decide(experiment, service)
-        except Pruned:
-            experiment = replace(experiment, decision=book.PRUNED)
-        except (Refused, Failed, OverBudget) as error:
-            decision = OUTCOMES[type(error)]
-            experiment = replace(experiment, decision=decision, because=str(error))
-        except tinker.TinkerError as error:
-            experiment = replace(experiment, decision=book.FAILED, because=str(error))
+        except (Pruned, Refused, Failed, OverBudget, tinker.TinkerError) as error:
+            so_far = self.ledger.experiments()[experiment.number]
+            decision = OUTCOMES.get(type(error), book.FAILED)
+            experiment = replace(so_far, decision=decision, because=str(error))
         finally:
             with contextlib.suppress(tinker.TinkerError):
                 await service.close("success")
@@ -123,14 +126,14 @@ class Harness:
         return experiment
 
     def _note_unusable(self, error: Exception) -> None:
-        now = time.time()
+        """What an agent gave, and cannot be run."""
+        noted = self._begin(Proposal("", {}, ""))
+        decision = OUTCOMES.get(type(error), book.FAILED)
         self.ledger.put(
-            Experiment(
-                number=len(self.ledger.experiments()), change="", settings={}, source="",
-                decision=OUTCOMES[type(error)], because=str(error), started=now, ended=now,
-                engine_seconds=0.0,
+            replace(
+                noted, decision=decision, because=str(error), ended=time.time(), engine_seconds=0.0
             )
-        )  # fmt: skip
+        )
 
     def _order(self, experiment: Experiment) -> Order:
         """A key that nobody else has, so that the node counts this experiment alone, and no other

@@ -150,7 +150,7 @@ async def test_the_harness_holds_against_more(harness, checkout):
     assert text.count("\n") == 1 + len(harness.ledger.experiments())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_test_split_is_used_once_and_the_best_can_be_run_again(harness, monkeypatch):
     await harness._experiment(harness.defaults(), None)
     best = harness.ledger.best()
