@@ -30,6 +30,6 @@ done
 made=$("${tool[@]}" from localhost/openrl:cpu)
 rm -rf "$dir/rootfs"
 cp -a "$("${tool[@]}" mount "$made")" "$dir/rootfs"
-"${tool[@]}" inspect --type image --format '{{json .OCIv1.Config}}' localhost/openrl:cpu >"$dir/config.json"
+"${tool[@]}" inspect --type image localhost/openrl:cpu >"$dir/config.json"
 "${tool[@]}" rm "$made" >/dev/null
 du -sh "$dir/rootfs"

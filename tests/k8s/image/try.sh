@@ -11,7 +11,7 @@ rm -rf "$work" && mkdir -p "$work/config" "$work/keys"
 kubectl kustomize k8s/overlays/cpu >"$work/pod.yaml"
 ${PYTHON:-python3} - "$work" "$dir/config.json" <<'PYTHON'
 import json, pathlib, shlex, sys, yaml
-work, image = pathlib.Path(sys.argv[1]), json.loads(pathlib.Path(sys.argv[2]).read_text())
+work, image = pathlib.Path(sys.argv[1]), json.loads(pathlib.Path(sys.argv[2]).read_text())["OCIv1"]["config"]
 objects = {o["kind"]: o for o in yaml.safe_load_all((work / "pod.yaml").read_text())}
 spec = objects["DaemonSet"]["spec"]["template"]["spec"]
 assert image["User"] == f"{spec['securityContext']['runAsUser']}:{spec['securityContext']['runAsGroup']}", image
