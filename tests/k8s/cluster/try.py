@@ -116,7 +116,9 @@ def lands(overlay: str) -> bool:
     apply(overlay)
     wanted = EXPECTED[overlay]
     try:
-        until(lambda: placed() >= wanted, f"{overlay} on {sorted(wanted)}", 60)
+        # Above the five minutes after which a controller forgets pods that it waits for in vain: it
+        # may do that when an object of the same name has just gone.
+        until(lambda: placed() >= wanted, f"{overlay} on {sorted(wanted)}", 360)
     except TimeoutError as error:
         print(error, call("-n", "openrl", "get", "pods", "-o", "yaml").stdout[-3000:])
     found = placed()
