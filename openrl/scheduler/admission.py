@@ -150,6 +150,10 @@ class Admission:
                 if self._catalogue.session(session_id, owner).finished is not None:
                     self.end_session(session_id)
 
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
     async def drain(self, seconds: float) -> int:
         """Refuses new work and waits for the old. What is left then goes on with the next process
         when there is a journal, and fails when there is none; returns how much that is."""

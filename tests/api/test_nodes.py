@@ -94,7 +94,8 @@ def drive(url: str, base: str) -> tuple[str, int, int]:
     ephemeral = training.save_weights_and_get_sampling_client().result()
     of_base = service.create_sampling_client(base_model=base).result()
     for sampler in (ephemeral, of_base):
-        assert len(sampler.sample(prompt, 1, params).result().sequences[0].tokens) == 3
+        tokens = sampler.sample(prompt, 1, params).result().sequences[0].tokens
+        assert 0 < len(tokens) <= 3  # it may have drawn an end
     path = training.save_state("x").result().path
     again = service.create_training_client_from_state(path).result()
     assert again.get_info().model_name == base

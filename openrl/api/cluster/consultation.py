@@ -63,6 +63,7 @@ def reporter(services: Services) -> Callable[[], Report]:
             bases=tuple(services.models.bases),
             ready=tuple(each.name for each in services.status() if each.state == "ready"),
             models=len(services.models.all_alive()),
+            draining=services.admission.draining,
         )
 
     return report
