@@ -1,5 +1,7 @@
 """Each recipe's short form, through the unmodified SDK on a real server."""
 
+import asyncio
+import json
 import subprocess
 import sys
 import tomllib
@@ -26,6 +28,7 @@ from recipes.tasks import arithmetic, sql
 from recipes.tasks import pig_latin as pig_latin_task
 from recipes.text_to_sql import grpo, sft
 
+RECIPE_FOLDER = Path(pig_latin.__file__).parents[1]
 SHORT = {
     "steps": 2, "test_every": 2, "batch": 4, "questions": 4, "samples": 4,
     "warm_up": 1, "teacher_steps": 1,
@@ -138,3 +141,24 @@ def test_sums_of_the_test_are_asked_nowhere_else():
 )
 def test_the_last_number_counts(text, score):
     assert arithmetic.reward(arithmetic.Question(3, 4, "+"), text) == score
+
+
+@pytest.mark.slow
+async def test_the_notebooks_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENRL_MODEL", demo.NAME)
+    monkeypatch.setenv("OPENRL_STEPS", "1")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-test")
+    async with local_server(tmp_path) as server:
+        monkeypatch.setenv("OPENRL_URL", server.url)
+        for notebook in ("pig_latin/pig_latin", "text_to_sql/text_to_sql"):
+            seen = await asyncio.to_thread(run_notebook, RECIPE_FOLDER / f"{notebook}.ipynb")
+            assert len(seen.get("losses", seen.get("rewards"))) == 1
+
+
+def run_notebook(file):
+    seen = {}
+    for cell in json.loads(file.read_text())["cells"]:
+        assert not cell.get("outputs"), "notebooks are kept without what they printed"
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), str(file), "exec"), seen)
+    return seen
