@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from openrl.engines.pytorch.base_model import BaseModel
 from openrl.engines.pytorch.lora import Adapter, fresh_adapter
@@ -80,21 +81,21 @@ def measure_row_bytes(base: BaseModel) -> int:
 
 
 def _kept_bytes(base: BaseModel, rows: int) -> int:
-    kept: dict[int, int] = {}
+    """Counts what is kept without keeping it: no backward pass comes, and a test at load should
+    take little memory beside the weights. Weak references, so that no address is used twice."""
+    kept: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        reference = StorageWeakRef(storage)
+        kept[reference.cdata] = reference, storage.nbytes()
 
     adapter = _adapter(base)
     laid = lay_out(_sequences(base, (64,) * (rows // 64)), base.device)
     segment = Segment(0, rows, adapter, adapter.layout.zeros(base.device))
-    with saved_tensors_hooks(note, lambda tensor: tensor):
-        hidden_TD = base.hidden(training_batch(laid, (segment,)))
-    total = sum(kept.values())
-    del hidden_TD  # until here, so that no address was used twice
-    return total
+    with saved_tensors_hooks(note, lambda nothing: nothing):
+        base.hidden(training_batch(laid, (segment,)))
+    return sum(size for _, size in kept.values())
 
 
 def _company_gap(base: BaseModel) -> float:
@@ -119,7 +120,8 @@ def _run(base: BaseModel, company: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         neighbour = Segment(0, start, adapter, adapter.layout.zeros(base.device))
         segments.insert(0, neighbour)
     laid = lay_out(sequences, base.device)
-    hidden_TD = base.hidden(training_batch(laid, segments))
+    # Computed twice, so that little is kept: the kernels and the shapes are those of any pass.
+    hidden_TD = base.hidden(training_batch(laid, segments), recompute=True)
     upstream_TD = torch.zeros_like(hidden_TD)
     # Not the states themselves: a norm has no slope along its own result.
     upstream_TD[:end] = hidden_TD[:end].detach().roll(1, -1)
