@@ -209,8 +209,8 @@ def _default(key: str) -> str:
 
 ROUTES: Mapping[str, str] = {
     "GET /healthz": "The process is alive. Needs no key.",
-    "GET /readyz": "The door is open; how far each model has been loaded, and how many seconds the "
-    "engine has worked. Needs no key.",
+    "GET /readyz": "The door is open; how far each model has been loaded or why it failed, and how "
+    "many seconds the engine has worked. 503 when nothing can run. Needs no key.",
     "POST client/config": "Flags for the SDK, by its version.",
     "POST client/dynamic_config": "Flags that the SDK asks for again every few minutes.",
     "GET get_server_capabilities": "The models served, with their context lengths.",

@@ -31,6 +31,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._engine()
+        yield from self._bases()
         yield from _passes(self._services.enquiries.tallies())
         yield from self._requests()
         yield from self._memory()
@@ -72,6 +73,14 @@ class NodeCollector(Collector):
             "From acceptance to the first pass that serves the request.",
             ((kind, tally) for kind, tally in sorted(waits.items())),
         )
+
+    def _bases(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily(
+            "openrl_base_model_ready", "1 once its weights are loaded.", labels=["base_model"]
+        )
+        for each in self._services.status():
+            states.add_metric([each.name], each.state == "ready")
+        yield states
 
     def _memory(self) -> Iterator[Metric]:
         memory = self._services.enquiries.memory()

@@ -29,8 +29,8 @@ class Service:
 
     async def readyz(self, request: web.Request) -> web.Response:
         """200 as soon as the door is open: requests wait for weights, clients need not. 503 when
-        the engine is lost. The growth of `engine_seconds` over a time is how busy the engine was
-        in it."""
+        the engine is lost; "degraded" says that some base models could not be loaded. The growth
+        of `engine_seconds` over a time is how busy the engine was in it."""
         models = {
             each.name: {
                 "state": each.state,
@@ -41,8 +41,10 @@ class Service:
             for each in self._services.status()
         }
         busy = round(self._services.engine_seconds(), 3)
-        lost = any(each.state == "failed" for each in self._services.status())
-        answer = {"status": "failed" if lost else "ok", "models": models, "engine_seconds": busy}
+        failed = [each.state == "failed" for each in self._services.status()]
+        lost = bool(failed) and all(failed)
+        summary = "failed" if lost else "degraded" if any(failed) else "ok"
+        answer = {"status": summary, "models": models, "engine_seconds": busy}
         status = web.HTTPServiceUnavailable.status_code if lost else web.HTTPOk.status_code
         return codec.answer(request, answer, status)
 

@@ -61,11 +61,13 @@ class BaseModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """`fraction` is in [0, 1]; `stage` is for people."""
+    """`fraction` is in [0, 1]; `stage` is for people. With an `error` these weights cannot be
+    loaded."""
 
     weights: WeightsKey
     stage: str
     fraction: float
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,7 +389,8 @@ class Engine(Protocol):
         ...
 
     def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
-        """Loads the base weights; blocks until they are there."""
+        """Loads the base weights; blocks until they are there. Weights that cannot be loaded are
+        told by a progress with an `error`, and get no passes; raises when none can."""
         ...
 
     def execute(self, work: Pass) -> Executed: ...

@@ -50,7 +50,7 @@ from openrl.engines.fake_model import F64, FakeAdapter, datum_loss, read_bias, w
 from openrl.engines.fake_rows import Row, prompt_output
 from openrl.engines.losses import LOSSES
 from openrl.engines.snapshots import SnapshotWriter, check
-from openrl.errors import Gone, InvalidDatum, NotFound, OpenRLError, ServerError
+from openrl.errors import Gone, InvalidDatum, NotFound, OpenRLError, ServerError, UserError
 from openrl.types import (
     Array,
     Failed,
@@ -76,9 +76,10 @@ class FakeEngine:
         token_seconds: float = 1e-5,
         sleep: Callable[[float], None] | None = None,
         before: Callable[[Pass], None] | None = None,
+        unloadable: Mapping[str, str] | None = None,
     ) -> None:
         """`sleep` is called with each pass's cost; `before` with each pass, on the engine's
-        thread: a test may wait or raise there."""
+        thread: a test may wait or raise there. `unloadable` names base models, and says why."""
         self._names = tuple(names)
         self._vocab_size = vocab_size
         self._context_length = context_length
@@ -88,6 +89,7 @@ class FakeEngine:
         self._token_seconds = token_seconds
         self._sleep = sleep
         self._before = before
+        self._unloadable = unloadable or {}
         self._eos = (vocab_size - 1,)
         self._adapters: dict[ModelId, FakeAdapter] = {}
         self._versions: dict[VersionId, F64] = {}
@@ -111,7 +113,10 @@ class FakeEngine:
 
     def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
         for info in self.describe():
-            progress(LoadProgress(info.weights, "making it up", 1.0))
+            error = self._unloadable.get(info.name)
+            progress(LoadProgress(info.weights, "making it up", 1.0, error))
+        if set(self._names) <= self._unloadable.keys():
+            raise UserError(f"nothing can be loaded: {self._unloadable}")
         return self._capacity()
 
     def close(self) -> None:

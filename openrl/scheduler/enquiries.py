@@ -77,6 +77,8 @@ class Enquiries:
             return self._why_unanswered(request_id)
         if self._loading.failure is not None:
             return f"{self._loading.failure.message}; it goes on when the server is back"
+        if (missing := self._loading.failure_of(pending.weights)) is not None:
+            return f"{missing.message}; what is kept of the model goes on with the next start"
         if (left := self._rate_limited(request_id)) is not None:
             rate = self._allowances.tokens_per_minute(pending.work.owner)
             return f"waiting for your rate of {rate} tokens per minute: about {left:.0f} s"

@@ -80,6 +80,7 @@ class Parts:
             journal,
             self.snapshots,
             clock,
+            self.loading.failure_of,
         )
         self.leases = Leases(self.runner.execute, self.models, self.backlog, self.tasks)
         self.enquiries = Enquiries(

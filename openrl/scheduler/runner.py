@@ -69,7 +69,9 @@ class Runner:
         journal: Journal,
         snapshots: Snapshots,
         clock: Callable[[], float],
+        failure_of: Callable[[WeightsKey], OpenRLError | None] = lambda _: None,
     ) -> None:
+        """`failure_of` says why weights are not there: the engine gets no pass for them."""
         self._engine = engine
         self._thread = thread
         self._models = models
@@ -79,6 +81,7 @@ class Runner:
         self._snapshots = snapshots
         self.securing = Securing(self.execute, snapshots, models)
         self._clock = clock
+        self._failure_of = failure_of
         self._unpinned: list[tuple[WeightsKey, VersionId]] = []  # still in the engine
         # Rows in the engine's batches, and those that a failed pass may have left there.
         self._running: dict[WeightsKey, set[RowId]] = defaultdict(set)
@@ -197,6 +200,9 @@ class Runner:
 
     async def execute(self, work: Pass) -> Ran:
         """Raises `EngineDied` only."""
+        if (failure := self._failure_of(work.weights)) is not None:
+            rows = self._running[work.weights]
+            return Ran(dispatch.failed_report(work, failure, rows), 0.0, None)
         began = self._clock()
         try:
             executed = await self._thread.run(partial(self._engine.execute, work))

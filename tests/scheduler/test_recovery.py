@@ -438,6 +438,31 @@ async def test_a_base_model_that_is_not_served_makes_its_models_wait(tmp_path: P
         assert not isinstance(await third.outcome(promise), Failed)
 
 
+async def test_a_base_model_that_cannot_be_loaded_makes_its_own_models_wait(
+    tmp_path: Path,
+) -> None:
+    gate = Gate(TrainPass)
+    engine = FakeEngine([BASE, "other"], vocab_size=64, context_length=64, before=gate)
+    async with lasting(tmp_path / "a", engine=engine) as first:
+        await first.model(LANE)
+        promise = await first.send(LANE, batch(0))
+        copy = image(tmp_path / "a", tmp_path / "b")
+        gate.open()
+    unloadable = {BASE: "model.safetensors is cut short"}
+    half = FakeEngine([BASE, "other"], vocab_size=64, context_length=64, unloadable=unloadable)
+    async with lasting(copy, engine=half) as second:
+        await second.actor.loaded()
+        goes_on(second, 1)
+        with pytest.raises(Unavailable, match="cut short"):
+            await second.send(LANE, STEP)
+        assert "cut short" in second.admission.why_waiting(promise)
+        assert second.admission.queue_state(promise) == "paused_capacity"
+        await second.does("x:train:0", CreateModel("other", LoraConfig(rank=8)))
+        await second.does("x:train:0", batch(0))
+    async with lasting(copy, engine=FakeEngine([BASE, "other"], vocab_size=64)) as third:
+        assert not isinstance(await third.outcome(promise), Failed)
+
+
 async def test_a_request_that_ends_the_process_each_time_fails_at_last(tmp_path: Path) -> None:
     """And nobody fails with it who shared its passes."""
     data = tmp_path / "0"

@@ -858,6 +858,24 @@ async def test_work_waits_for_the_weights(tmp_path: Path) -> None:
         assert (whole.actor.enquiries.status()[0].state, whole.actor.ready) == ("ready", True)
 
 
+async def test_weights_that_cannot_load_concern_their_own_models_alone(tmp_path: Path) -> None:
+    unloadable = {"other": "model.safetensors is cut short"}
+    engine = FakeEngine([BASE, "other"], vocab_size=64, context_length=64, unloadable=unloadable)
+    async with shell(tmp_path, engine) as whole:
+        await whole.actor.loaded()
+        states = {s.name: (s.state, s.error) for s in whole.actor.enquiries.status()}
+        assert states == {BASE: ("ready", None), "other": ("failed", unloadable["other"])}
+        failed = await whole.fails("t:train:0", CreateModel("other", LoraConfig(rank=8)))
+        assert "could not be loaded: model.safetensors is cut short" in failed.error.message
+        target = SamplerTarget("other")
+        failed = await whole.fails("t:sample:0", sample([1], n=2), target=target)
+        assert "cut short" in failed.error.message
+        lane = await whole.model()
+        await whole.step(lane)
+        await whole.does("s:sample:0", sample([1], n=2), target=SamplerTarget(BASE))
+        assert whole.actor.backlog.find(RequestId("t:sample:0:0")) is None
+
+
 async def test_weights_that_cannot_load_are_told(tmp_path: Path) -> None:
     class Broken(FakeEngine):
         def load(self, progress):  # type: ignore[no-untyped-def]

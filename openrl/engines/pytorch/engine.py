@@ -96,24 +96,21 @@ class TorchEngine:
         return [read_info(source, self._config.max_lora_rank) for source in self._sources]
 
     def load(self, progress: Callable[[LoadProgress], None]) -> Capacity:
-        """Raises `UserError` for a model that cannot be served."""
+        """Raises `UserError` when no model can be served."""
         self._settle_torch()
         if self._pages is not None:
             shutil.rmtree(self._pages, ignore_errors=True)
         infos = self.describe()
-        bases: dict[WeightsKey, BaseModel] = {}
-        for source, info in zip(self._sources, infos, strict=True):
-            if info.weights not in bases:
-                where = f"on {self.device} in {str(self.dtype).removeprefix('torch.')}"
-                progress(LoadProgress(info.weights, f"loading {info.name} {where}", 0.0))
-                directory = weights_directory(source)
-                bases[info.weights] = load_base_model(directory, self.device, self.dtype)
-                progress(LoadProgress(info.weights, f"{info.name} is loaded {where}", 1.0))
+        firsts = {
+            info.weights: (source, info)
+            for source, info in reversed([*zip(self._sources, infos, strict=True)])
+        }
+        bases = self._load_bases(
+            [firsts[key] for key in dict.fromkeys(i.weights for i in infos)], progress
+        )
         plan = self._plan(list(bases.values()))
-        for source, info in zip(self._sources, infos, strict=True):
-            if info.weights not in self._served:
-                base = bases[info.weights]
-                self._served[info.weights] = self._serve(source, info, base, plan, len(bases))
+        for weights, base in bases.items():
+            self._served[weights] = self._serve(*firsts[weights], base, plan, len(bases))
         return self._capacity()
 
     def execute(self, work: Pass) -> Executed:
@@ -145,6 +142,30 @@ class TorchEngine:
             self.dtype,
             torch.get_num_threads(),
         )
+
+    def _load_bases(
+        self,
+        models: Sequence[tuple[ModelSource, BaseModelInfo]],
+        progress: Callable[[LoadProgress], None],
+    ) -> dict[WeightsKey, BaseModel]:
+        """Those that can be. Raises what the first one raised when none can."""
+        bases: dict[WeightsKey, BaseModel] = {}
+        errors: list[OpenRLError] = []
+        where = f"on {self.device} in {str(self.dtype).removeprefix('torch.')}"
+        for source, info in models:
+            progress(LoadProgress(info.weights, f"loading {info.name} {where}", 0.0))
+            try:
+                directory = weights_directory(source)
+                bases[info.weights] = load_base_model(directory, self.device, self.dtype)
+            except OpenRLError as error:
+                errors.append(error)
+                stage = f"{info.name} is not loaded"
+                progress(LoadProgress(info.weights, stage, 0.0, error.message))
+            else:
+                progress(LoadProgress(info.weights, f"{info.name} is loaded {where}", 1.0))
+        if errors and not bases:
+            raise errors[0]
+        return bases
 
     def _plan(self, bases: Sequence[BaseModel]) -> Plan:
         config = self._config

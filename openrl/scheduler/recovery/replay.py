@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from openrl.engines.base import (
     AtomPiece,
@@ -37,6 +38,7 @@ from openrl.scheduler.core.events import Event, LaneClosed
 from openrl.scheduler.dispatch import atom_piece
 from openrl.scheduler.parts import Parts
 from openrl.scheduler.pending import training_pending
+from openrl.scheduler.recovery.aside import of_loaded_bases
 from openrl.scheduler.recovery.plans import Plan
 from openrl.scheduler.snapshots import changed_by_step
 from openrl.types import (
@@ -91,6 +93,7 @@ class Replay:
         self._journal = parts.journal
         self._post = post
         self._progressed = parts.loading.progressed
+        self._of_loaded_bases = partial(of_loaded_bases, parts=parts, post=post)
         self._pass_tokens = parts.config.pass_tokens
         self._total = sum(1 + len(plan.todo) for plan in plans)
         self._done = 0
@@ -102,9 +105,11 @@ class Replay:
         return _Course(plan, weights, self._works(plan))
 
     async def run(self) -> None:
-        """Raises `EngineDied`. A model that cannot become what it was is stopped alone."""
-        suspects = sorted((p for p in self._plans if p.deaths), key=lambda plan: -plan.deaths)
-        for together in ([p for p in self._plans if not p.deaths], *([plan] for plan in suspects)):
+        """Raises `EngineDied`. A model that cannot become what it was is stopped alone, and one
+        whose base model could not be loaded waits for the next process."""
+        plans = self._of_loaded_bases(self._plans)
+        suspects = sorted((p for p in plans if p.deaths), key=lambda plan: -plan.deaths)
+        for together in ([p for p in plans if not p.deaths], *([plan] for plan in suspects)):
             await self._side_by_side(together)
 
     async def _side_by_side(self, plans: Iterable[Plan]) -> None:

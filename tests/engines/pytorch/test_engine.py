@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -191,3 +192,37 @@ def test_a_directory_that_cannot_be_written_fails_its_save_alone(engine, tmp_pat
     error = _control(engine, key, SaveAdapter(M, tmp_path / "missing", with_optimizer=False))
     assert isinstance(error, ServerError)
     assert isinstance(_train(engine, key)[0], ForwardBackwardOutput)
+
+
+def _cut_short(directory, copy):
+    """Of a model directory, with half of its weights' file."""
+    shutil.copytree(directory, copy)
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    return copy
+
+
+def test_weights_that_cannot_be_loaded_leave_the_others_alone(model_directory, tmp_path):
+    bad = _cut_short(model_directory("qwen3"), tmp_path / "bad")
+    sources = [
+        ModelSource("Tiny/Bad", bad),
+        ModelSource("Tiny/Alias", bad),
+        ModelSource("Tiny/Llama", model_directory("llama")),
+    ]
+    engine = TorchEngine(CONFIG, sources)
+    told = []
+    engine.load(told.append)
+    bad_key, _, good_key = _keys(engine)
+    (error,) = [step.error for step in told if step.weights == bad_key and step.error]
+    assert str(bad) in error
+    assert not [step for step in told if step.weights == good_key and step.error]
+    assert _control(engine, good_key, CreateAdapter(M, LoraConfig(rank=4))) is None
+    with pytest.raises(ServerError, match="not loaded"):
+        _control(engine, bad_key, CreateAdapter(M, LoraConfig(rank=4)))
+    engine.close()
+
+
+def test_an_engine_that_can_load_nothing_says_so(model_directory, tmp_path):
+    bad = _cut_short(model_directory("qwen3"), tmp_path / "bad")
+    with pytest.raises(UserError, match="cannot be loaded"):
+        TorchEngine(CONFIG, [ModelSource("Tiny/Bad", bad)]).load(lambda progress: None)
