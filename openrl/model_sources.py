@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from openrl import demo
 from openrl.errors import UserError
 from openrl.settings import Setting, pairs
 
@@ -32,9 +33,14 @@ def sources_in(setting: Setting) -> tuple[ModelSource, ...]:
         if names.count(name) > 1:
             raise UserError(f"{setting.place}: {name!r} is named twice")
     return tuple(
-        ModelSource(name, None if path is None else setting.base / Path(path).expanduser())
+        named(name) if path is None else ModelSource(name, setting.base / Path(path).expanduser())
         for name, path in entries
     )
+
+
+def named(name: str) -> ModelSource:
+    """A model of which no path is said: the hub's, or the demo's, which is on no hub."""
+    return ModelSource(name, demo.model_directory() if name == demo.NAME else None)
 
 
 def _path_of(setting: Setting, name: str, entry: object) -> str | None:

@@ -11,7 +11,7 @@ from typing import get_type_hints
 
 import pytest
 
-from openrl import config, threads
+from openrl import config, demo, threads
 from openrl.commands.serving import toml_lines
 from openrl.config import Config, EngineConfig, Limits, ModelSource, SchedulerConfig
 from openrl.errors import UserError
@@ -102,6 +102,11 @@ def test_models_of_the_strongest_source_replace_the_others(toml) -> None:
     )
     typed = Setting(MODELS, ("d=e=f",), "--model", text=True)
     assert config.load([typed], env, file).models == (ModelSource("d", Path("e=f")),)
+
+
+def test_the_demo_model_is_known_by_its_name() -> None:
+    models = config.load(env={"OPENRL_MODELS": f"{demo.NAME},b"}).models
+    assert models == (ModelSource(demo.NAME, demo.model_directory()), ModelSource("b"))
 
 
 def test_a_mapping_can_be_said_in_the_environment() -> None:

@@ -11,6 +11,7 @@ import click
 from openrl.commands.saying import json_option, say_json, say_table, size
 from openrl.config import ModelSource
 from openrl.errors import UserError
+from openrl.model_sources import named
 from openrl.planning import ACCELERATORS, Plan, Shape, Wish
 from openrl.planning import plan as plan_for
 
@@ -66,7 +67,7 @@ def shape_of(model: str) -> Shape:
     """Raises `UserError` for a model that is not there or is no decoder."""
     from openrl.engines.pytorch.model_files import configuration_directory  # and the hub's client
 
-    source = ModelSource(model, Path(model) if Path(model).is_dir() else None)
+    source = ModelSource(model, Path(model)) if Path(model).is_dir() else named(model)
     file = configuration_directory(source) / "config.json"
     try:
         return Shape.of(json.loads(file.read_text(encoding="utf-8")))
