@@ -155,9 +155,12 @@ def _port(config: Config) -> Check:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((config.host, config.port))
     except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        return Check("port", False, f"{at} is taken" if taken else f"{at}: {error}",
-                     explain(error, config) or "choose another with --host and --port")  # fmt: skip
+        if error.errno == errno.EADDRINUSE:
+            found, todo = f"{at} is taken, perhaps by another server", "choose a port with --port"
+        else:
+            todo = explain(error, config) or "choose another with --host and --port"
+            found = f"{at}: {error}"
+        return Check("port", False, found, todo)
     return Check("port", True, f"{at} is free")
 
 

@@ -113,9 +113,7 @@ def _refusal(error: HTTPError, url: str) -> OpenRLError:
             "openrl serve printed, with nothing after the port?"
         )
     if error.code == 401:
-        return Unauthenticated(
-            f"{said}. Give a key with --api-key or OPENRL_API_KEY; openrl keys add makes one"
-        )
+        return Unauthenticated(f"{said}. Give a key with --api-key or OPENRL_API_KEY")
     return UserError(str(said))
 
 
