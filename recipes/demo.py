@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
     plan = Plan()
     parser = argparse.ArgumentParser(description="Watch a small model learn to write SQL.")
     parser.add_argument("--base-url", help="a running server; left out, one is started")
-    parser.add_argument("--model", default=demo.NAME, help=f"default {demo.NAME}")
+    parser.add_argument("--model", default=demo.NAME, help="of the server at --base-url")
     parser.add_argument("--jobs", type=int, default=1, help="training runs side by side")
     parser.add_argument("--steps", type=int, default=plan.steps, help=f"default {plan.steps}")
     parser.add_argument("--seed", type=int, default=plan.seed, help=f"default {plan.seed}")
@@ -58,6 +58,8 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     if options.jobs < 1 or options.steps < 1:
         parser.error("--jobs and --steps are at least 1")
+    if options.base_url is None and options.model != demo.NAME:
+        parser.error(f"--model goes with --base-url: the server that is started has {demo.NAME}")
     return options
 
 
@@ -80,7 +82,7 @@ async def run(options: argparse.Namespace, view: View) -> None:
         return
     view.status("starting a server")
     directory = fresh(options.output / "server")
-    model = f"{options.model}={demo.model_directory()}"
+    model = f"{demo.NAME}={demo.model_directory()}"
     async with local_server(directory, "--model", model) as server:
         await server.during(train_all(server.url, options, view))
 
@@ -159,8 +161,9 @@ def conclude(output: Path, view: View, console: Console) -> None:
     plot(output / "reward.png", view.jobs, view.meter)
     for job in view.jobs:
         first, last = job.first_and_last
+        steps = "step" if job.ends == 1 else f"{job.ends} steps"
         console.print(
-            f"{job.name}: mean reward of the first five steps {first:.3f}, "
+            f"{job.name}: mean reward of the first {steps} {first:.3f}, "
             f"of the last five {last:.3f} ({last - first:+.3f})",
             highlight=False,
             soft_wrap=True,

@@ -39,10 +39,15 @@ class Job:
         return [step.reward for step in self.history]
 
     @property
+    def ends(self) -> int:
+        """How many steps are its beginning, and its end: five, or half of a short run."""
+        return max(1, min(AT_THE_ENDS, len(self.history) // 2))
+
+    @property
     def first_and_last(self) -> tuple[float, float]:
-        """Mean reward over the first five steps and over the last five."""
+        """Mean reward over its beginning and over its end."""
         rewards = self.rewards
-        return _mean(rewards[:AT_THE_ENDS]), _mean(rewards[-AT_THE_ENDS:])
+        return _mean(rewards[: self.ends]), _mean(rewards[-self.ends :])
 
 
 def _mean(values: Sequence[float]) -> float:

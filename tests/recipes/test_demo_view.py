@@ -20,6 +20,12 @@ def test_the_gain_is_between_the_first_five_and_the_last_five():
     assert job(rewards).first_and_last == (pytest.approx(0.3), pytest.approx(0.7))
 
 
+def test_of_a_short_run_the_gain_is_between_its_halves():
+    assert job([0.1, 0.2, 0.6]).first_and_last == (0.1, 0.6)
+    assert job([0.1]).first_and_last == (0.1, 0.1)
+    assert job([]).first_and_last == (0.0, 0.0)
+
+
 def test_the_meter_shows_the_share_of_the_last_readings():
     meter = Meter()
     for now, worked in [(0, 0.0), (1, 0.0), (2, 1.0), (3, 2.0)]:
