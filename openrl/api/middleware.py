@@ -95,7 +95,8 @@ def _no_route(request: web.Request) -> str:
     if request.path.startswith("/api/v1/") and "/api/v1/" not in request.path[1:]:
         return text
     root = request.url.origin()
-    return f"{text}: this is an OpenRL server, and a client's base URL for it is {root} alone"
+    base = f"a client's base URL for it is {root} alone"
+    return f"{text}: this is an OpenRL server, and {base}; its dashboard is at {root}/dashboard"
 
 
 def authentication(authenticator: auth.Authenticator) -> Middleware:
