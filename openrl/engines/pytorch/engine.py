@@ -49,7 +49,7 @@ from openrl.engines.pytorch.checkpoint import read_adapter
 from openrl.engines.pytorch.devices import choose_device, choose_dtype
 from openrl.engines.pytorch.heap import keep_freed_memory
 from openrl.engines.pytorch.kvcache import BLOCK_TOKENS
-from openrl.engines.pytorch.loading import load_base_model
+from openrl.engines.pytorch.loading import load_base_model, why_not_loaded
 from openrl.engines.pytorch.logprobs import chunk_bytes
 from openrl.engines.pytorch.model_files import read_info, weights_directory
 from openrl.engines.pytorch.numerics import Numerics, examine
@@ -157,10 +157,11 @@ class TorchEngine:
             try:
                 directory = weights_directory(source)
                 bases[info.weights] = load_base_model(directory, self.device, self.dtype)
-            except OpenRLError as error:
-                errors.append(error)
+            except Exception as error:  # whatever it is, the others are served
                 stage = f"{info.name} is not loaded"
-                progress(LoadProgress(info.weights, stage, 0.0, error.message))
+                log.warning(stage, exc_info=None if isinstance(error, OpenRLError) else error)
+                errors.append(why_not_loaded(error))
+                progress(LoadProgress(info.weights, stage, 0.0, errors[-1].message))
             else:
                 progress(LoadProgress(info.weights, f"{info.name} is loaded {where}", 1.0))
         if errors and not bases:

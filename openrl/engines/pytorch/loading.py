@@ -14,7 +14,7 @@ from openrl.engines.pytorch.activations import ACTIVATIONS, activation_name
 from openrl.engines.pytorch.base_model import TARGETS, BaseModel, is_target
 from openrl.engines.pytorch.numerics import measure_row_bytes
 from openrl.engines.pytorch.parity import reference_logprobs, require_parity
-from openrl.errors import UserError
+from openrl.errors import OpenRLError, ServerError, UserError, in_words
 
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 """Rotary embeddings whose frequencies do not depend on the longest sequence of the batch."""
@@ -26,7 +26,7 @@ def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation="eager", local_files_only=True
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded by transformers: {error}") from error
     check_family(model)
     model.to(device).eval()
@@ -35,6 +35,13 @@ def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -
     require_parity(base, reference)
     base.row_bytes = measure_row_bytes(base)
     return base
+
+
+def why_not_loaded(error: Exception) -> OpenRLError:
+    """Without what the attempt has loaded, which the error's traceback would keep in memory."""
+    if isinstance(error, OpenRLError):
+        return error.with_traceback(None)
+    return ServerError(f"it cannot be loaded: {in_words(error)}")
 
 
 def check_family(model: nn.Module) -> None:
