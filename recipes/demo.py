@@ -164,7 +164,7 @@ def conclude(output: Path, view: View, console: Console) -> None:
         steps = "step" if job.ends == 1 else f"{job.ends} steps"
         console.print(
             f"{job.name}: mean reward of the first {steps} {first:.3f}, "
-            f"of the last five {last:.3f} ({last - first:+.3f})",
+            f"of the last {steps} {last:.3f} ({last - first:+.3f})",
             highlight=False,
             soft_wrap=True,
         )
