@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ import torch
 import transformers
 from peft import PeftModel
 from support.torch_cases import (
+    KEY,
     add_job,
     gradient_of,
     peft_layers,
     piece,
     plain_logprobs,
     random_datum,
+    randomise,
     run,
     succeeded,
     with_peft,
@@ -26,15 +29,26 @@ from support.torch_cases import (
 )
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from openrl.engines.base import SaveAdapter
+from openrl.engines.base import AdapterSource, DecodePass, RowStart, SaveAdapter
 from openrl.engines.pytorch.base_model import BaseModel
+from openrl.engines.pytorch.checkpoint import read_adapter
 from openrl.engines.pytorch.loading import load_base_model
-from openrl.engines.pytorch.lora import Layout
+from openrl.engines.pytorch.lora import Adapter, Layout, fresh_adapter
 from openrl.engines.pytorch.merging import merge_adapter
 from openrl.engines.pytorch.packing import lay_out, training_batch
+from openrl.engines.pytorch.sampler import Sampler
 from openrl.engines.pytorch.trainer import Trainer
 from openrl.errors import UserError
-from openrl.types import LoraConfig, ModelId
+from openrl.types import (
+    LoraConfig,
+    ModelId,
+    RequestId,
+    Sample,
+    SampledSequence,
+    SamplingParams,
+    Stop,
+    VersionId,
+)
 
 CPU = torch.device("cpu")
 SMALL: dict[str, object] = {
@@ -187,6 +201,50 @@ def test_company_changes_no_bit(family):
         gradients.append(gradient_of(trainer, "a"))
     assert np.array_equal(*logprobs)
     assert torch.equal(*gradients)
+
+
+def sampled(base: BaseModel, adapter: Adapter, prompts: Sequence[Any]) -> list[SampledSequence]:
+    """Greedy, all in one batch, by the adapter's version and the base in turn."""
+    reader = partial(read_adapter, linears=base.linears, device=CPU, dtype=torch.float32)
+    sampler = Sampler(
+        base, kv_cache_bytes=1 << 22, eos_token_ids=(2,), detokenizer=None, read_adapter=reader
+    )
+    sampler.pin(VersionId("v"), adapter)
+    params = SamplingParams(max_tokens=24, temperature=0.0, stop=Stop(eos=False))
+    sources = (AdapterSource(VersionId("v")), None)
+    starts = tuple(
+        RowStart(RequestId(str(n)), Sample(prompt, params), sources[n % 2], (0,), 24)
+        for n, prompt in enumerate(prompts)
+    )
+    ended: dict[str, SampledSequence] = {}
+    report = sampler.run(DecodePass(KEY, admit=starts, steps=8))
+    for _ in range(20):
+        for row in report.rows:
+            if row.ended is not None:
+                assert isinstance(row.ended, SampledSequence), row.ended
+                ended[row.row.request_id] = row.ended
+        report = sampler.run(DecodePass(KEY, steps=8))
+    return [ended[str(n)] for n in range(len(prompts))]
+
+
+def test_greedy_tokens_and_logprobs_are_those_of_a_plain_forward(family):
+    config = LoraConfig(rank=4, alpha=8, seed=1)
+    adapter = fresh_adapter(family.base.linears, config, CPU, torch.float32)
+    randomise(adapter, seed=2)
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(3, 101, n).astype(np.int32) for n in (30, 20, 1, 45)]
+    together = sampled(family.base, adapter, prompts)
+    models = (with_peft(family.plain(), adapter), family.plain())
+    for n, (prompt, row) in enumerate(zip(prompts, together, strict=True)):
+        ids = torch.from_numpy(np.concatenate([prompt, row.tokens])).long()[None]
+        with torch.no_grad():
+            logits_NV = models[n % 2](ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        best_N = logits_NV.log_softmax(-1).max(-1)
+        assert row.tokens.tolist() == best_N.indices.tolist()
+        np.testing.assert_allclose(row.logprobs, best_N.values, atol=2e-4)
+    (alone,) = sampled(family.base, adapter, prompts[:1])
+    assert np.array_equal(alone.tokens, together[0].tokens)
+    assert np.array_equal(alone.logprobs, together[0].logprobs)
 
 
 @pytest.mark.parametrize("switch", ADAPTED)
