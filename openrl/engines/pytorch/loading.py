@@ -23,11 +23,21 @@ _STATIC_ROPE = {"default", "linear", "llama3", "yarn", "proportional"}
 def load_base_model(directory: Path, device: torch.device, dtype: torch.dtype) -> BaseModel:
     """Loads, wraps and tests a model. Raises `UserError` for a family that is not served."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=dtype, attn_implementation="eager", local_files_only=True
+        model, report = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise UserError(f"{directory} cannot be loaded by transformers: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers would serve random numbers in their place.
+        raise UserError(
+            f"{directory} cannot be loaded: its files lack {len(missing)} of the weights that its "
+            f"config.json asks for, {missing[0]} first"
+        )
     check_family(model)
     model.to(device).eval()
     reference = reference_logprobs(model)

@@ -214,6 +214,7 @@ def _configured(directory, copy, **changes):
 SPOILED = {
     "cut short": _cut_short,
     "shapes of another": partial(_configured, intermediate_size=32),
+    "a layer less": partial(_configured, num_hidden_layers=3),
     "what nobody has foreseen": partial(_configured, pad_token_id=5000),  # AssertionError
 }
 
