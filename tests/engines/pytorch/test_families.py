@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -51,6 +52,7 @@ from openrl.types import (
 )
 
 CPU = torch.device("cpu")
+PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 SMALL: dict[str, object] = {
     "vocab_size": 101,
     "hidden_size": 32,
@@ -289,3 +291,8 @@ def test_a_family_whose_linears_are_fused_is_refused(name, tmp_path):
     make(*REFUSED[name]).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="mixtures of experts and fused projections"):
         load_base_model(tmp_path, CPU, torch.float32)
+
+
+def test_the_page_on_models_names_what_is_tested():
+    rows = re.findall(r"^\| ([^|]+) \| (yes|no) \|", PAGE.read_text(), re.MULTILINE)
+    assert dict(rows) == dict.fromkeys(SERVED, "yes") | dict.fromkeys(REFUSED, "no")
