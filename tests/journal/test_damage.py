@@ -142,8 +142,10 @@ async def test_no_bit_that_changes_loses_anything_silently(told: tuple[Path, Sto
         len(check_nothing_is_lost_silently(opened(directory), story))
         for _ in flips(directory, step=17)
     ]
-    assert sum(count == 1 for count in blamed) > len(blamed) / 2
-    assert sum(count > 1 for count in blamed) < len(blamed) / 20  # most is told apart
+    # How many blame nobody depends on what the cleaning has just copied: either copy will do.
+    harm = [count for count in blamed if count]
+    assert len(harm) > len(blamed) / 10
+    assert harm.count(1) > 0.9 * len(harm)  # most is told apart
 
 
 @pytest.mark.parametrize("part", ["header", "body"])

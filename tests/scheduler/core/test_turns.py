@@ -190,5 +190,9 @@ def test_between_two_turns_of_the_neediest_there_is_a_quantum_and_a_pass(
             spent += driver.running.seconds
         else:
             spent = 0.0
+        clock = driver.state.queues.root.clock
         driver.step()
+        following = driver.state.flight
+        if following is not None and following.jumped:
+            assert driver.state.queues.root.clock == clock  # virtual time stands still
     assert set(driver.resolved()) == set(driver.submitted)
