@@ -115,6 +115,11 @@ class Versions:
                 "these sampler weights were pinned in memory and have been dropped since: "
                 "save the weights for the sampler again"
             )
+        if not source.path.is_dir():
+            raise Gone(
+                f"the files of these sampler weights are not there any more ({source.path.name}): "
+                "save the weights for the sampler again"
+            )
         version = _Version(self._read(source.path), durable=True)
         self._versions[source.version_id] = version
         return version
