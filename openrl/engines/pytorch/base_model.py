@@ -47,6 +47,8 @@ TARGETS: dict[str, Group] = {
 _SHARES_INPUT = {"k_proj", "v_proj", "up_proj"}
 """Linears that take the same input as the linear before them."""
 _HEAD_NAME = "model.unembed_tokens"
+_SAFELY_IGNORED = {"position_ids", "use_cache"}
+"""What transformers passes on to attention that changes nothing there."""
 PACKED = "openrl_packed"
 """The name of our attention in transformers' interface."""
 _CACHED_BYTES = 4 << 20
@@ -232,10 +234,14 @@ def _packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     attend: Attend | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query [1, H, T, D] to output [1, T, H, D]."""
+    """transformers' attention interface: query [1, H, T, D] to output [1, T, H, D]. Raises
+    `UserError` for what it would have to ignore, such as a family's attention sinks."""
     assert attend is not None
+    unknown = [n for n, v in others.items() if v is not None and n not in _SAFELY_IGNORED]
+    if unknown:
+        raise UserError(f"this model is not served: its attention takes {', '.join(unknown)}")
     out_THD = attend(
         cast(int, module.layer_idx),
         query[0].transpose(0, 1),

@@ -6,9 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AttentionInterface,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from openrl import demo
+from openrl.engines.pytorch.base_model import PACKED
 from openrl.engines.pytorch.loading import load_base_model
 from openrl.engines.pytorch.packing import lay_out, training_batch
 from openrl.errors import UserError
@@ -104,3 +111,10 @@ def test_weights_that_are_cut_short_say_so(tmp_path):
     (model / "model.safetensors").write_bytes(b"cut short")
     with pytest.raises(UserError, match=f"{model} cannot be loaded by transformers"):
         load_base_model(model, CPU, torch.float32)
+
+
+def test_attention_refuses_what_it_would_ignore():
+    packed = AttentionInterface()[PACKED]
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match="s_aux"):
+        packed(torch.nn.Identity(), x, x, x, None, 1.0, attend=print, s_aux=torch.zeros(2))
