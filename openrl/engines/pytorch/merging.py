@@ -80,7 +80,13 @@ def merge_adapter(base: Path, adapter: Path, out: Path) -> int:
 
 def _read_adapter(directory: Path) -> Mapping[str, Delta]:
     """By the name of the weight that each changes."""
-    stated = _read_json(directory / "adapter_config.json")
+    stated_in = directory / "adapter_config.json"
+    if not stated_in.exists() and (directory / "model.safetensors").exists():
+        raise UserError(
+            f"{directory} holds a full model, with nothing to merge: "
+            "export the checkpoint and use that as it is"
+        )
+    stated = _read_json(stated_in)
     for key in _REFUSED:
         if stated.get(key):
             raise UserError(f"{directory}: adapter_config.json has {key}, which cannot be merged")

@@ -118,3 +118,10 @@ def test_what_cannot_be_merged_is_refused(tmp_path, base_model, model_directory)
     (adapter / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(UserError, match="use_dora"):
         merge_adapter(model_directory("llama"), adapter, tmp_path)
+
+
+def test_a_full_model_needs_no_merging(tmp_path, model_directory):
+    """The checkpoint of a model that trained all its parameters."""
+    whole = model_directory("llama")
+    with pytest.raises(UserError, match="full model, with nothing to merge"):
+        merge_adapter(whole, whole, tmp_path)
