@@ -1,5 +1,4 @@
 """Direct preference optimisation (https://arxiv.org/abs/2305.18290, equation 7).
-
 python -m recipes.algorithms.dpo
 
 The loss of a pair is −log σ(m) with the margin m = β ((lp_c − ref_c) − (lp_r − ref_r)). Its slope
@@ -31,13 +30,10 @@ def train(client: BlockingClient, base_model: str, steps: int, seed: int) -> Ste
     shown = pairs(seed)
     for _ in range(steps):
         batch = list(islice(shown, BATCH))
-        data = [each for pair in batch for each in examples(pair)]
+        data = examples(base_model, batch, np.ones(BATCH))
         gains = logprobs(model, data) - logprobs(reference, data)
         slopes = dpo_slopes(gains[0::2], gains[1::2])
-        weighted = [
-            each for pair, w in zip(batch, slopes, strict=True) for each in examples(pair, w)
-        ]
-        gradient = model.forward_backward(weighted, "cross_entropy")
+        gradient = model.forward_backward(examples(base_model, batch, slopes), "cross_entropy")
         model.optim_step(ADAM).result()
         gradient.result()
         margins = BETA * (gains[0::2] - gains[1::2])
@@ -57,9 +53,15 @@ def pairs(seed: int) -> Iterator[Pair]:
             yield question, wrong
 
 
-def examples(pair: Pair, weight: float = 1.0) -> tuple[openrl.Datum, openrl.Datum]:
-    question, wrong = pair
-    return example(question, question.sql, weight), example(question, wrong, -weight)
+def examples(
+    base_model: str, batch: Sequence[Pair], weights: NDArray[np.float64]
+) -> list[openrl.Datum]:
+    """Chosen, rejected, chosen, …"""
+    return [
+        example(base_model, question, sql, sign * weight)
+        for (question, wrong), weight in zip(batch, weights, strict=True)
+        for sql, sign in ((question.sql, 1), (wrong, -1))
+    ]
 
 
 def logprobs(model: BlockingModel, data: Sequence[openrl.Datum]) -> NDArray[np.float64]:

@@ -10,12 +10,13 @@ from itertools import islice
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 import openrl
 from openrl import demo
 from openrl.client.blocking import BlockingClient, BlockingModel
 from recipes.kit.chat import answer_tokens, prompt_tokens
+from recipes.kit.running import Model
 from recipes.tasks.sql import Question, questions, reward
 
 Steps = Iterator[dict[str, float]]
@@ -34,20 +35,21 @@ class Rollout:
 
 
 @functools.cache
-def tokenizer() -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(demo.model_directory())
+def tokenizer_of(base_model: str) -> PreTrainedTokenizerBase:
+    return Model.parse(base_model).tokenizer
 
 
 def roll_out(
     model: BlockingModel, batch: Sequence[Question], samples: int, seed: int
 ) -> list[Rollout]:
     """`samples` answers to each question, under the weights as they are now."""
-    prompts = [prompt_tokens(tokenizer(), question.messages) for question in batch]
+    tokenizer = tokenizer_of(model.base_model)
+    prompts = [prompt_tokens(tokenizer, question.messages) for question in batch]
     outputs = model.sampler().sample_many(prompts, samples, max_tokens=48, seed=seed)
     rollouts = []
     for place, output in sorted(outputs, key=lambda pair: pair[0]):
         for sequence in output.sequences:
-            text = tokenizer().decode(sequence.tokens, skip_special_tokens=True).strip()
+            text = tokenizer.decode(sequence.tokens, skip_special_tokens=True).strip()
             score = reward(batch[place], text)
             logprobs = np.asarray(sequence.logprobs)
             rollouts.append(Rollout(place, prompts[place], sequence.tokens, logprobs, score))
@@ -65,10 +67,11 @@ def datum(prompt: Sequence[int], answer: ArrayLike, **inputs: ArrayLike) -> open
     return openrl.Datum(tokens[:-1], {"target_tokens": tokens[1:], **shifted})
 
 
-def example(question: Question, sql: str, weight: float = 1.0) -> openrl.Datum:
+def example(base_model: str, question: Question, sql: str, weight: float = 1.0) -> openrl.Datum:
     """For `cross_entropy`: this answer to that question."""
-    prompt = prompt_tokens(tokenizer(), question.messages)
-    return datum(prompt, answer_tokens(tokenizer(), question.messages, sql), weights=weight)
+    tokenizer = tokenizer_of(base_model)
+    prompt = prompt_tokens(tokenizer, question.messages)
+    return datum(prompt, answer_tokens(tokenizer, question.messages, sql), weights=weight)
 
 
 def z_scores(rollouts: Sequence[Rollout]) -> NDArray[np.float64]:
@@ -95,7 +98,7 @@ def batches(seed: int | str, size: int) -> Iterator[list[Question]]:
 def main(train: Callable[[BlockingClient, str, int, int], Steps]) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--base-url", default="http://127.0.0.1:8000", help="a running server")
-    parser.add_argument("--model", default=demo.NAME)
+    parser.add_argument("--model", default=demo.NAME, help="a name that the server knows")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

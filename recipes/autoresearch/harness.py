@@ -20,6 +20,7 @@ from recipes.autoresearch.proposing import Proposal, Proposer
 from recipes.autoresearch.report import progress
 from recipes.autoresearch.study import Sources, Study
 from recipes.autoresearch.working import Failed, Limits, Meter, OverBudget, Refused, attempt
+from recipes.kit.server import together
 
 
 class Pruned(Exception):
@@ -65,7 +66,7 @@ class Harness:
         if self.ledger.best() is None:
             last = self.ledger.experiments()[-1]
             raise Failed(f"the defaults could not be run: {last.decision}: {last.because}")
-        async with asyncio.TaskGroup() as workers:
+        async with together() as workers:
             for _ in range(parallel):
                 workers.create_task(self._work(proposer))
 

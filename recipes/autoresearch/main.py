@@ -21,7 +21,7 @@ from recipes.autoresearch.harness import Harness, Node
 from recipes.autoresearch.ledger import Ledger
 from recipes.autoresearch.proposing import Agent, Proposal, Proposer, Settings
 from recipes.autoresearch.study import Sources, Study
-from recipes.autoresearch.working import Failed, Limits, Refused
+from recipes.autoresearch.working import Failed, Limits, Refused, Unmetered
 from recipes.kit.running import Model
 from recipes.kit.server import ServerDied, local_server, stop_at_sigterm
 
@@ -130,11 +130,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(argv)
     try:
         asyncio.run(research(options))
-    except (ValueError, OSError, ServerDied, Failed, Refused) as error:
+    except (ValueError, OSError, ServerDied, Failed, Refused, Unmetered) as error:
         print(f"Error: {error}", file=sys.stderr)
-        return 1
-    except BaseExceptionGroup as errors:
-        print(f"Error: {errors.exceptions[0]}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped; the same command goes on")

@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import aiohttp
 
@@ -36,6 +37,10 @@ class Refused(Exception):
 
 class OverBudget(Exception):
     """It used more of the engine, or took longer, than it may."""
+
+
+class Unmetered(Exception):
+    """The node did not answer. Research without a count is no research: it ends, and can go on."""
 
 
 class Failed(Exception):
@@ -58,8 +63,12 @@ class Meter:
     async def engine_seconds(self) -> float:
         address = f"{self.url}/api/v1/openrl/statistics?limit=1"
         headers = {"X-API-Key": self.key}
-        async with aiohttp.ClientSession(headers=headers) as http, http.get(address) as answer:
-            said = await answer.json()
+        try:
+            async with aiohttp.ClientSession(headers=headers) as http, http.get(address) as answer:
+                answer.raise_for_status()
+                said = await answer.json()
+        except aiohttp.ClientError as error:
+            raise Unmetered(f"the node does not say what was used: {error}") from error
         owners = said["accounts"].get("owner", {})
         return float(owners.get(said["owner"], {}).get("engine_seconds", 0.0))
 
@@ -135,24 +144,37 @@ async def attempt(
 
 
 async def _start(copy: Path, order: Order) -> asyncio.subprocess.Process:
+    with (copy / "log").open("wb") as log:
+        return await _spawn(copy, order, log)
+
+
+async def _spawn(copy: Path, order: Order, log: IO[bytes]) -> asyncio.subprocess.Process:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "recipes.autoresearch.experiment",
         cwd=copy,
         env={**kept, "OMP_NUM_THREADS": "1", "TINKER_TELEMETRY": "0",
              "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(copy)},
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=(copy / "log").open("wb"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
         start_new_session=True,  # so that what it starts ends with it
     )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(order.line())
-    await process.stdin.drain()
+    with contextlib.suppress(ConnectionError):  # it may be dead by now, and says why by its end
+        process.stdin.write(order.line())
+        await process.stdin.drain()
     return process
 
 
 async def _paths(process: asyncio.subprocess.Process) -> AsyncIterator[str]:
+    """Raises `Refused` for a line that is too long to be one of ours."""
     assert process.stdout is not None
-    async for line in process.stdout:
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:
+            raise Refused("wrote a line of more than 64 KiB") from None
+        if not line:
+            return
         with contextlib.suppress(ValueError, TypeError, KeyError):
             path = json.loads(line)["path"]
             if isinstance(path, str):

@@ -141,6 +141,10 @@ async def test_the_harness_holds_against_more(harness, checkout):
     assert broken.decision == "failed"
     assert "it broke" in broken.because
 
+    loud = await experiment(harness, "    print('x' * 200_000)\n    yield ''\n")
+    assert loud.decision == "refused"
+    assert "64 KiB" in loud.because
+
     harness.limits = Limits(engine_seconds=30.0, wall_seconds=6.0)
     sleeper = await experiment(harness, "    time.sleep(600)\n    yield ''\n")
     assert sleeper.decision == "over budget"
