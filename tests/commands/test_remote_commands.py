@@ -155,7 +155,14 @@ def test_top_goes_on_until_it_is_stopped(url: str, client: Any) -> None:
     """In a process of its own, with lines for a program."""
     environment = {**os.environ, "OPENRL_URL": url, "OPENRL_API_KEY": KEY}
     command = [sys.executable, "-c", "from openrl.cli import main; main()", "top", "--json"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A shell that runs the tests behind it ignores SIGINT, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as watching:
         assert watching.stdout is not None
         turns = [json.loads(watching.stdout.readline()) for _ in range(2)]
         watching.send_signal(signal.SIGINT)
