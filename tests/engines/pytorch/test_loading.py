@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 SHARD = 8 << 20
 _ROWS = 256
+_KEPT = 8 << 20  # what the allocator keeps for itself: it differs by some MiB from run to run
 """What the checks at load may take, as rows of a training pass without recomputing."""
 
 _CHILD = """
@@ -68,6 +69,6 @@ def test_loading_takes_the_weights_memory_once(tmp_path: Path) -> None:
     )
     grown, weights, row_bytes = json.loads(said.stdout.splitlines()[-1])
     assert weights > 64 << 20
-    allowed = _ROWS * row_bytes + SHARD
+    allowed = _ROWS * row_bytes + SHARD + _KEPT
     assert allowed < weights  # or a second copy would go unseen
     assert grown < weights + allowed, (grown >> 20, weights >> 20, allowed >> 20)
