@@ -22,6 +22,8 @@ from recipes.autoresearch.study import Sources, Study
 from recipes.autoresearch.working import Failed, Limits, Meter, OverBudget, Refused, attempt
 from recipes.kit.server import together
 
+UNUSABLE = 5
+
 
 class Pruned(Exception):
     """The proposer gave it up on the way."""
@@ -75,6 +77,8 @@ class Harness:
         return Proposal("the defaults", dict(self.study.defaults), source)
 
     async def _work(self, proposer: Proposer) -> None:
+        """Raises `Failed` when nothing that can be run is proposed any more."""
+        unusable = 0
         while self._has_room():
             best = self.ledger.best()
             assert best is not None
@@ -83,7 +87,13 @@ class Harness:
                 proposal = await proposer.next(basis, progress(self.ledger))
             except (Refused, Failed) as error:
                 self._note_unusable(error)
+                unusable += 1
+                if unusable == UNUSABLE:  # each costs no engine time, so no budget would end it
+                    raise Failed(
+                        f"{UNUSABLE} proposals in a row could not be run: {error}"
+                    ) from error
                 continue
+            unusable = 0
             await self._experiment(proposal, proposer)
 
     async def _experiment(self, proposal: Proposal, proposer: Proposer | None) -> None:

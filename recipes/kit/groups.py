@@ -83,3 +83,11 @@ def group_data(prompt: Sequence[int], group: Sequence[Answer]) -> list[tinker.Da
         for answer in group
         if answer.reward != mean
     ]
+
+
+def data_of(
+    prompts: Sequence[Sequence[int]], groups: Sequence[Sequence[Answer]]
+) -> list[tinker.Datum]:
+    """`group_data` of all groups of a batch, in order."""
+    pairs = zip(prompts, groups, strict=True)
+    return [datum for prompt, group in pairs for datum in group_data(prompt, group)]

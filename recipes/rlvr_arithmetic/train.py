@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from recipes.kit.chat import answer_tokens, prompt_tokens
 from recipes.kit.data import supervised
-from recipes.kit.groups import accuracy, group_data, mean_reward, sample_groups
+from recipes.kit.groups import accuracy, data_of, mean_reward, sample_groups
 from recipes.kit.running import Metrics, main
 from recipes.tasks.arithmetic import Question, questions, reward
 
@@ -63,11 +63,7 @@ async def train(
             max_tokens=MAX_TOKENS,
             seed=plan.seed * 1_000_000 + step * 1_000,
         )
-        data = [
-            datum
-            for prompt, group in zip(prompts, groups, strict=True)
-            for datum in group_data(prompt, group)
-        ]
+        data = data_of(prompts, groups)
         if data:
             gradient = model.forward_backward(data, "importance_sampling")
             update = model.optim_step(adam)

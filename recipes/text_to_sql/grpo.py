@@ -14,7 +14,7 @@ import tinker
 from transformers import PreTrainedTokenizerBase
 
 from recipes.kit.chat import prompt_tokens
-from recipes.kit.groups import group_data, mean_reward, sample_groups
+from recipes.kit.groups import data_of, mean_reward, sample_groups
 from recipes.kit.running import Metrics, main
 from recipes.tasks.sql import questions, reward
 from recipes.text_to_sql.held_out import MAX_TOKENS, tests
@@ -53,11 +53,7 @@ async def train(
             max_tokens=MAX_TOKENS,
             seed=plan.seed * 1_000_000 + step * 1_000,
         )
-        data = [
-            datum
-            for prompt, group in zip(prompts, groups, strict=True)
-            for datum in group_data(prompt, group)
-        ]
+        data = data_of(prompts, groups)
         if data:
             # Both are on their way before either is awaited: the server never waits for us.
             gradient = model.forward_backward(data, "importance_sampling")

@@ -14,7 +14,7 @@ import tinker
 from transformers import PreTrainedTokenizerBase
 
 from recipes.kit.chat import prompt_tokens
-from recipes.kit.groups import group_data, sample_groups
+from recipes.kit.groups import data_of, sample_groups
 from recipes.tasks.sandbox import Rejected, run_query
 from recipes.tasks.sql import Question, database, questions, reward
 
@@ -45,11 +45,7 @@ async def research(
             max_tokens=MAX_TOKENS,
             seed=settings["seed"] * 1_000_000 + step * 1_000,
         )
-        data = [
-            datum
-            for prompt, group in zip(prompts, groups, strict=True)
-            for datum in group_data(prompt, group)
-        ]
+        data = data_of(prompts, groups)
         if data:
             gradient = model.forward_backward(data, settings["loss"])
             update = model.optim_step(adam)

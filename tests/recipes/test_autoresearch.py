@@ -191,6 +191,20 @@ async def test_an_agent_may_change_one_file(checkout, tmp_path):
         await replace(agent("exec sleep 60"), seconds=0.2).next(best, "")
 
 
+async def test_an_agent_that_never_gives_anything_ends_research(checkout, tmp_path):
+    """It costs no engine time, so the budget would not."""
+    study, sources = Study.read("text_to_sql"), Sources.read()
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    ledger.put(Experiment(0, "the defaults", {}, "s", KEPT, ended=1.0, engine_seconds=1.0))
+    harness = Harness(study, Node("http://127.0.0.1:9", demo.NAME), None, ledger, sources,
+                      Limits(1.0, 1.0), 1e9, 0.05, 0)  # fmt: skip
+    idle = Agent(study, ["true"], FILE, sources, seconds=10.0)
+    with pytest.raises(Failed, match="5 proposals in a row"):
+        await harness.run(idle, parallel=1)
+    assert [each.decision for each in ledger.experiments()] == [KEPT, *["failed"] * 5]
+    ledger.close()
+
+
 async def test_optuna_goes_on_where_it_was(checkout, tmp_path):
     study = Study.read("text_to_sql")
     first = Settings(study, tmp_path, "source")

@@ -63,7 +63,7 @@ class Peers:
         while True:
             try:
                 await self.round()
-            except Exception:
+            except Exception:  # a defect of ours: without further rounds all peers would seem away
                 log.exception("the other nodes could not be asked")
             await asyncio.sleep(self._config.refresh_seconds)
 

@@ -13,7 +13,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 SHARD = 8 << 20
 _ROWS = 256
-_KEPT = 8 << 20  # what the allocator keeps for itself: it differs by some MiB from run to run
 """What the checks at load may take, as rows of a training pass without recomputing."""
 
 _CHILD = """
@@ -56,19 +55,26 @@ def _save(directory: Path, hidden: int, layers: int) -> Path:
     return directory
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_loading_takes_the_weights_memory_once(tmp_path: Path) -> None:
-    """A sharded bfloat16 checkpoint with a tied head, made float32 on the way."""
-    warm, large = _save(tmp_path / "warm", 64, 2), _save(tmp_path / "large", 512, 5)
-    assert len(list(large.glob("*.safetensors"))) > 3
+def _measured(warm: Path, large: Path) -> list[int]:
+    """In a process of its own: bytes that loading added, of the weights, of a row."""
     said = subprocess.run(
         [sys.executable, "-c", _CHILD, "float32", str(warm), str(large)],
         check=True,
         capture_output=True,
         text=True,
     )
-    grown, weights, row_bytes = json.loads(said.stdout.splitlines()[-1])
+    return list(json.loads(said.stdout.splitlines()[-1]))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_loading_takes_the_weights_memory_once(tmp_path: Path) -> None:
+    """A sharded bfloat16 checkpoint with a tied head, made float32 on the way."""
+    warm, large = _save(tmp_path / "warm", 64, 2), _save(tmp_path / "large", 512, 5)
+    assert len(list(large.glob("*.safetensors"))) > 3
+    # What the allocator keeps for itself differs by some MiB, and only adds: the least counts.
+    measured = [_measured(warm, large) for _ in range(3)]
+    grown, weights, row_bytes = min(measured)
     assert weights > 64 << 20
-    allowed = _ROWS * row_bytes + SHARD + _KEPT
+    allowed = _ROWS * row_bytes + SHARD
     assert allowed < weights  # or a second copy would go unseen
     assert grown < weights + allowed, (grown >> 20, weights >> 20, allowed >> 20)
